@@ -199,18 +199,18 @@ class Argmax(Expression):
     x: Name
 
 
-@form(" within the last {positions}")
+@form(" within the last {last}")
 class Sliding(Part):
     """A window of the last positions, one's own counted."""
 
-    positions: int
+    last: int
 
 
-@form(" within chunks of {positions}")
+@form(" within chunks of {chunk}")
 class Chunked(Part):
     """Only the positions of one's own chunk."""
 
-    positions: int
+    chunk: int
 
 
 @form(
@@ -294,12 +294,12 @@ class GatedDelta(Expression):
     UPDATES = ("state",)
 
 
-@form("within the top {used} of {count} groups")
+@form("within the top {used_groups} of {group_count} groups")
 class ExpertGroups(Part):
     """Only experts of the best runs may be chosen."""
 
-    used: int
-    count: int
+    used_groups: int
+    group_count: int
 
 
 @form("using a swiglu clamped at {limit} with slope {slope}")
