@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from author.english import write_program
+from author.english import write, write_program
 from author.forms import Expression, Form, Statement, slots
 from author.manifest import TpManifest, manifest_to_json
 from author.names import Name
@@ -19,6 +19,18 @@ from author.statements import (
 )
 
 Role = Literal["weight", "table", "state", "cache", "input", "buffer"]
+
+
+class ProgramError(ValueError):
+    """A program that does not hold together: at which statement, what was found, what would do."""
+
+    def __init__(self, *, where: str, found: str, wanted: str) -> None:
+        super().__init__(f"program: {where}: {found}; wanted {wanted}")
+
+    @classmethod
+    def at(cls, statement: Statement, *, found: str, wanted: str) -> "ProgramError":
+        """The complaint about one statement."""
+        return cls(where=f"'{write(statement)}.'", found=found, wanted=wanted)
 
 
 @dataclass(frozen=True, kw_only=True)
