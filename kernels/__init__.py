@@ -1,0 +1,1 @@
+"""Arrays to arrays: what every expression of the language computes, plainly and fast."""

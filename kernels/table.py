@@ -1,0 +1,159 @@
+"""Which paths an operation has, best first, and which of them takes it on a platform."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jaxtyping import Array, Float, Int
+
+from kernels import attention, delta, matmul, moe, reference
+from kernels.arrays import Declined as Declined
+from kernels.arrays import Matrix
+from kernels.q8 import Q8, dequantise
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Path:
+    """One way to compute an operation, on these platforms (None: on all).
+
+    `call` raises `Declined` before any work if it does not take its arguments.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    platforms: tuple[str, ...] | None = None
+
+
+def choose(
+    operation: str,
+    platform: str,
+    wanted: str = "auto",
+    *,
+    example: tuple[Sequence[Any], Mapping[str, Any]] | None = None,
+) -> tuple[Path, Mapping[str, str]]:
+    """The first path that takes the operation, and why each one before it declined.
+
+    With an `example` (arguments and keywords, arrays or their shapes) a path is asked about
+    them too; nothing is computed. A path that is wanted by name is taken or nothing is:
+    raises Declined with all reasons. Raises ValueError for names that do not exist.
+    """
+    paths = PATHS.get(operation)
+    if paths is None:
+        raise ValueError(f"no operation {operation!r}: there are {', '.join(sorted(PATHS))}")
+    asked = [path for path in paths if wanted in ("auto", path.name)]
+    if not asked:
+        names = ", ".join(path.name for path in paths)
+        raise ValueError(f"{operation} has no path {wanted!r}: there are auto, {names}")
+    declined: dict[str, str] = {}
+    for path in asked:
+        why = _refusal(path, platform, example)
+        if why is None:
+            return path, declined
+        declined[path.name] = why
+    reasons = "; ".join(f"{name}: {why}" for name, why in declined.items())
+    raise Declined(f"{operation} on {platform}: {reasons}")
+
+
+def _refusal(path: Path, platform: str, example: Any) -> str | None:
+    if path.platforms is not None and platform not in path.platforms:
+        return f"runs on {', '.join(path.platforms)}, not on {platform}"
+    if example is None:
+        return None
+    arguments, keywords = example
+    arrays = {word: value for word, value in keywords.items() if hasattr(value, "shape")}
+    numbers = {word: value for word, value in keywords.items() if word not in arrays}
+    try:
+        jax.eval_shape(lambda a, b: path.call(*a, **b, **numbers), tuple(arguments), arrays)
+    except Declined as why:
+        return str(why)
+    return None
+
+
+def pack(q: Q8, platform: str) -> Q8 | Float[Any, "..."]:
+    """What a stored weight becomes on a device: float32 on a CPU, itself elsewhere.
+
+    XLA's CPU compiler turns a product of one row with int8 weights into a loop that reads them
+    at 0.5 GB/s (49152 x 576: 60 ms); the same weights in float32 are read at 32 (3.6 ms).
+    """
+    return dequantise(q) if platform == "cpu" else q
+
+
+# --- The reference on weights as they are stored
+
+
+def _matmul(x: Matrix, w: matmul.Stored, *, heads: int | None = None) -> Matrix:
+    stored = matmul.as_float(w)
+    if heads is None:
+        return reference.matmul(x, stored.T)
+    n = stored.shape[1]
+    by_head = stored.reshape(heads, -1, n).transpose(0, 2, 1)
+    return reference.matmul(x, by_head.reshape(heads * n, -1), heads=heads)
+
+
+def _embedding(tokens: Int[Array, "..."], w: matmul.Stored, first: int | None = None) -> Matrix:
+    return reference.rows(tokens.reshape(1, -1), matmul.as_float(w), first=first)
+
+
+def _moe(
+    x: Matrix,
+    router: matmul.Stored,
+    gate: matmul.Stored,
+    up: matmul.Stored,
+    down: matmul.Stored,
+    *biases: Float[Array, "..."] | None,
+    **words: Any,
+) -> Matrix:
+    experts = [matmul.as_float(w) for w in (gate, up, down)]
+    router = matmul.as_float(router).T
+
+    def one(row: Float[Array, " cols"]) -> Float[Array, " _"]:
+        return reference.moe(row[None], router, *experts, *biases, **words)[0]
+
+    return jax.vmap(one)(x)
+
+
+# --- The table
+
+
+def _paths(fast: Callable[..., Any], plain: Callable[..., Any]) -> tuple[Path, ...]:
+    return (Path(name="xla", call=fast), Path(name="reference", call=plain))
+
+
+# XLA fuses these as well as anyone could, so their reference is their fast path.
+_PLAIN = (
+    reference.row,
+    reference.embedding_row,
+    reference.plus,
+    reference.hadamard,
+    reference.scaled,
+    reference.capped,
+    reference.rms_norm,
+    reference.l2_norm,
+    reference.rope,
+    reference.first,
+    reference.last,
+    reference.joined,
+    reference.swiglu,
+    reference.silu,
+    reference.sigmoid,
+    reference.gelu,
+    reference.argmax,
+    reference.decay,
+    reference.fold,
+    reference.join,
+    reference.set_row,
+    reference.set_rows,
+)
+
+PATHS: Mapping[str, tuple[Path, ...]] = {
+    **{plain.__name__: _paths(plain, plain) for plain in _PLAIN},
+    "rows": _paths(matmul.embedding, _embedding),
+    "embedding": _paths(matmul.embedding, _embedding),
+    "matmul": _paths(matmul.matmul, _matmul),
+    "attention": _paths(attention.attention, reference.attention),
+    "causal_attention": _paths(attention.causal_attention, reference.causal_attention),
+    "causal_conv": _paths(delta.causal_conv, reference.causal_conv),
+    "gated_delta": _paths(delta.gated_delta, reference.gated_delta),
+    "moe": _paths(moe.moe, _moe),
+}

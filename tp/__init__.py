@@ -1,0 +1,1 @@
+"""Text to tokens, on a mesh of any number of chips."""

@@ -1,0 +1,286 @@
+"""Fills operands from a checkpoint: each device gets its own slices, read once, and a receipt."""
+
+import math
+import resource
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from author.families.model import Model, View
+from author.manifest import Ranges
+from author.names import Name
+from kernels import table
+from kernels.q8 import BLOCK, Q8, concatenate
+from tp.checkpoint import Checkpoint, CheckpointError
+from tp.launch import Devices
+from tp.lower import partition
+from tp.operands import Operand
+from tp.tables import host_table
+
+Progress = Callable[[str, int, int], None]  # what, done, of
+
+
+@dataclass(kw_only=True)
+class Held:
+    """What one device was given."""
+
+    bytes_read: int = 0
+    bytes_held: int = 0
+    bytes_padding: int = 0
+
+
+@dataclass(kw_only=True)
+class Receipt:
+    """What a load read and where it went; bytes are counted at the file and on the devices."""
+
+    chips: list[Held]
+    seconds: float = 0.0
+    peak_host_bytes: int = 0
+    shared_bytes_read: int = 0
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def bytes_read(self) -> int:
+        """All bytes that were read from the checkpoint."""
+        return self.shared_bytes_read + sum(c.bytes_read for c in self.chips)
+
+
+def load(
+    model: Model,
+    operands: Mapping[str, Operand],
+    checkpoint: Checkpoint,
+    devices: Devices,
+    *,
+    progress: Progress = lambda what, done, of: None,
+) -> tuple[dict[str, Any], Receipt]:
+    """The weights and tables of a program on its devices.
+
+    Raises CheckpointError, before anything reaches a device, where a tensor is missing, has
+    another shape than the model says, or is not used.
+    """
+    started = time.perf_counter()
+    wanted = {k: o for k, o in operands.items() if o.role in ("weight", "table")}
+    if model.tied:
+        wanted.pop("Wout", None)
+    receipt = Receipt(chips=[Held() for _ in range(devices.chips)])
+    receipt.skipped = check_tensors(model, wanted, checkpoint)
+    filling = _Filling(model, checkpoint, devices, receipt)
+    weights: dict[str, Any] = {}
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        for done, (key, array) in enumerate(pool.map(filling.fill, wanted.items()), start=1):
+            weights[key] = array
+            progress(key, done, len(wanted))
+    if model.tied and "Wout" in operands:
+        weights["Wout"] = weights["Emb"]
+    receipt.seconds = time.perf_counter() - started
+    receipt.peak_host_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return weights, receipt
+
+
+def check_tensors(
+    model: Model, operands: Mapping[str, Operand], checkpoint: Checkpoint
+) -> dict[str, str]:
+    """Refuse a checkpoint whose tensors are not just those of the model; why others are skipped."""
+    problems: list[str] = []
+    used: set[str] = set()
+    for key, operand in operands.items():
+        if operand.role != "weight":
+            continue
+        views = model.views[Name.of(key)]
+        used |= {v.tensor for v in views}
+        problems += _misfits(operand, views, checkpoint)
+    used |= {r.divisors for r in model.rotations if r.divisors is not None}
+    skipped: dict[str, str] = {}
+    for name in checkpoint.tensors:
+        reason = next((r for s, r in model.skipped.items() if name.endswith(s)), None)
+        if name in used:
+            continue
+        if reason is None:
+            problems.append(f"{name} belongs to nothing that a {model.family} model computes")
+        else:
+            skipped[name] = reason
+    if problems:
+        raise CheckpointError(
+            file=str(checkpoint.path),
+            tensor=None,
+            found="; ".join(problems),
+            wanted="the tensors that its config describes",
+        )
+    return skipped
+
+
+def _misfits(
+    operand: Operand, views: Sequence[View], checkpoint: Checkpoint
+) -> Iterator[str]:
+    rows, cols = operand.whole
+    outputs, inputs = (cols, rows) if operand.stored == "turned" else (rows, cols)
+    missing = [v.tensor for v in views if v.tensor not in checkpoint.tensors]
+    if missing:
+        yield f"{', '.join(missing)} is missing"
+        return
+    found = [checkpoint.tensors[v.tensor] for v in views]
+    total = sum(
+        (t.rows if v.rows is None else v.rows[1]) if operand.quantised else 1
+        for v, t in zip(views, found, strict=True)
+    )
+    for tensor in found:
+        if tensor.cols != inputs or total != outputs:
+            shape = f"[{outputs}, {inputs}]" if operand.quantised else f"[{inputs}]"
+            yield f"{tensor.name} is {list(tensor.shape)}, wanted {shape}"
+
+
+class _Filling:
+    """A load on its way."""
+
+    def __init__(
+        self, model: Model, checkpoint: Checkpoint, devices: Devices, receipt: Receipt
+    ) -> None:
+        self.model = model
+        self.checkpoint = checkpoint
+        self.devices = devices
+        self.receipt = receipt
+
+    def fill(self, item: tuple[str, Operand]) -> tuple[str, Any]:
+        key, operand = item
+        if operand.role == "table":
+            return key, self.spread(operand, lambda chip: self.table(operand))
+        views = self.model.views[operand.name]
+        make = self.quantised if operand.quantised else self.plain
+        return key, self.spread(operand, lambda chip: make(operand, views, chip))
+
+    def spread(self, operand: Operand, local: Callable[[int], Any]) -> Any:
+        """One global array of what each chip holds; what all hold is made once."""
+        sharding = NamedSharding(self.devices.mesh, partition(operand))
+        chips = self.devices.mesh.devices.flat
+        if operand.layout is None:
+            made = local(0)
+            return jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), made)
+        parts = [
+            jax.tree.map(lambda leaf, d=device: jax.device_put(leaf, d), local(chip))
+            for chip, device in enumerate(chips)
+        ]
+        return jax.tree.map(lambda *leaves: _assembled(leaves, sharding), *parts)
+
+    def table(self, operand: Operand) -> np.ndarray:
+        rotations = self.model.rotations
+        named = {r.divisors for r in rotations if r.divisors is not None}
+        divisors = {n: self.checkpoint.read(n).astype(np.float64) for n in named}
+        at = operand.name.base.rstrip("0123456789")
+        number = int(operand.name.base[len(at) :])
+        rotation = rotations[number] if at in ("cosc", "sinc", "cos", "sin") else None
+        return host_table(
+            operand.name,
+            operand.whole,
+            spec=self.model.spec,
+            rotations=rotations,
+            divisors=None if rotation is None else divisors.get(rotation.divisors or ""),
+        )
+
+    def plain(self, operand: Operand, views: Sequence[View], chip: int) -> np.ndarray:
+        """A float vector, whole on every chip."""
+        (view,) = views
+        held = self.checkpoint.read(view.tensor).reshape(operand.whole)
+        return held
+
+    def quantised(self, operand: Operand, views: Sequence[View], chip: int) -> Any:
+        outer, inner = _stored_ranges(operand, chip)
+        block = _block(operand)
+        parts = [self.columns(views, outer, *piece) for piece in inner]
+        joined = concatenate(
+            [
+                p.refine(min(block, p.block)).padded(inner=width)
+                for p, (_, _, width) in zip(parts, inner, strict=True)
+            ],
+            "inner",
+        )
+        return table.pack(joined.refine(min(block, joined.block)), self.devices.platform)
+
+    def columns(
+        self, views: Sequence[View], outer: list[tuple[int, int, int]], start: int, length: int, _: int
+    ) -> Q8:
+        """Every output range of one range of inputs, padded and put one below the other."""
+        parts = [
+            self.rows(views, first, count, [(start, length)]).padded(outer=width)
+            for first, count, width in outer
+        ]
+        return concatenate(parts, "outer")
+
+    def rows(self, views: Sequence[View], first: int, count: int, inner: Ranges) -> Q8:
+        """A range of outputs of a matrix, through its views."""
+        parts: list[Q8] = []
+        at = 0
+        for view in views:
+            start, rows = view.rows or (0, self.checkpoint.tensors[view.tensor].rows)
+            low, high = max(first, at), min(first + count, at + rows)
+            if low < high or not parts:
+                local = (low - at, max(high - low, 0))
+                parts.append(self.view(view, start, local, inner))
+            at += rows
+        return concatenate(parts, "outer")
+
+    def view(self, view: View, start: int, local: tuple[int, int], inner: Ranges) -> Q8:
+        first, count = local
+        if view.paired is None:
+            outer: Any = [(start + first, count)]
+        else:
+            outer = start + half_split(np.arange(first, first + count), view.paired)
+        return self.checkpoint.read_q8(view.tensor, outer=outer, inner=inner)
+
+
+def half_split(rows: np.ndarray, width: int) -> np.ndarray:
+    """Where half-split rows stand in a tensor whose rotary pairs are side by side."""
+    head, at = np.divmod(rows, width)
+    half = width // 2
+    return head * width + np.where(at < half, 2 * at, 2 * (at - half) + 1)
+
+
+def _stored_ranges(
+    operand: Operand, chip: int
+) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
+    """The (start, length, padded length) of a chip along outputs and inputs."""
+    rows, cols = operand.whole
+    whole_rows, whole_cols = [(0, rows, rows)], [(0, cols, cols)]
+    if operand.layout is not None:
+        ranges = operand.layout.ranges[chip]
+        padded = [
+            (*(ranges[i] if i < len(ranges) else (0, 0)), width)
+            for i, width in enumerate(operand.layout.widths)
+        ]
+        if operand.layout.axis == "rows":
+            whole_rows = padded
+        else:
+            whole_cols = padded
+    if operand.stored == "turned":
+        return whole_cols, whole_rows
+    return whole_rows, whole_cols
+
+
+def _block(operand: Operand) -> int:
+    """The scale block of every chip's slice: fine enough that no chip's cut falls inside one."""
+    block = BLOCK
+    chips = 0 if operand.layout is None else len(operand.layout.ranges)
+    end = operand.whole[0] if operand.stored == "turned" else operand.whole[1]
+    for chip in range(chips):
+        _, inner = _stored_ranges(operand, chip)
+        for start, length, width in inner:
+            block = math.gcd(block, start)
+            if start + length != end or len(inner) > 1:
+                block = math.gcd(block, length)
+            if len(inner) > 1:
+                block = math.gcd(block, width)
+    return block
+
+
+def _assembled(leaves: Sequence[jax.Array], sharding: NamedSharding) -> jax.Array:
+    local = leaves[0].shape
+    shape = tuple(
+        n * (sharding.mesh.size if axis is not None else 1)
+        for n, axis in zip(local, (*sharding.spec, *(None,) * len(local)), strict=False)
+    )
+    return jax.make_array_from_single_device_arrays(shape, sharding, list(leaves))
