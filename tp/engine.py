@@ -1,278 +1,235 @@
-"""A model running on its chips: prompts in chunks, tokens many a call, batches, logits."""
+"""A model to talk to: `load` it on any number of chips, then text in, text out."""
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float32
 
-from author.families.model import Model
-from author.kinds import author
-from author.spec import GatedDelta
-from kernels.q8 import BLOCK
-from tp import sample
-from tp.launch import Devices
-from tp.lower import Arrays, Lowered, lower
-from tp.operands import Operand
-from tp.roll import roll, stretch
+from tp import launch
+from tp.decoder import ContextError, Decoder
+from tp.lower import Arrays
+from tp.loader import Progress, Receipt
+from tp.loader import load as load_weights
 from tp.sample import Sampling
-from tp.step import compiled, whole_step, zeros
+from tp.source import Source, open_source
+from tp.tokens import Stream, Tokenizer, TokenizerError
 
-# A prompt is read in chunks of these sizes: few, so that few programs are compiled.
-CHUNKS = (16, 64, 256)
-# Tokens made on the device before the host looks.
-STRIDE = 8
+# A cache is made for this many tokens unless asked for more: what the model was made for may
+# not fit the machine.
+CONTEXT = 2048
 
 
-class ContextError(ValueError):
-    """More tokens than a context holds: how many, and what it holds."""
+def load(
+    name: str,
+    *,
+    chips: int | None = None,
+    context: int | None = None,
+    kernels: str = "auto",
+    progress: Progress = lambda what, done, of: None,
+) -> "Engine":
+    """A model on its chips: `name` is `demo`, a Hugging Face directory or a `.gguf` file.
+
+    `chips` defaults to the accelerators there are, or one; on a CPU any number is simulated.
+    `context` is how many tokens a sequence may have: by default what the model was made for,
+    2048 at the most. Raises one error that says what was found and what would do.
+    """
+    source = open_source(name)
+    return load_source(source, chips=chips, context=context, kernels=kernels, progress=progress)
+
+
+def load_source(
+    source: Source,
+    *,
+    chips: int | None = None,
+    context: int | None = None,
+    kernels: str = "auto",
+    progress: Progress = lambda what, done, of: None,
+) -> "Engine":
+    """A model whose files are open already, on its chips."""
+    made_for = source.model.context
+    if context is not None and not 1 <= context <= made_for:
+        raise ContextError(
+            f"a context of {context} was asked for; this model was made for 1 to {made_for}"
+        )
+    decoder = Decoder(
+        model=source.model,
+        devices=launch.devices(chips),
+        context=min(made_for, CONTEXT) if context is None else context,
+        kernels=kernels,
+    )
+    weights, receipt = load_weights(
+        source.model, decoder.operands, source.checkpoint, decoder.devices, progress=progress
+    )
+    decoder.weights = weights
+    return Engine(decoder=decoder, source=source, receipt=receipt)
+
+
+@dataclass(kw_only=True)
+class Counts:
+    """How much a generation read and made, and how long each took."""
+
+    prompt_tokens: int = 0
+    prompt_seconds: float = 0.0
+    tokens: int = 0
+    seconds: float = 0.0
+    reason: str = ""
 
 
 @dataclass(kw_only=True)
 class Engine:
-    """Steps of one model on its chips, compiled as they are asked for.
+    """A loaded model."""
 
-    `weights` are the arrays of the loader; `context` the rows of each cache.
+    decoder: Decoder
+    source: Source
+    receipt: Receipt
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; raises TokenizerError where it has none."""
+        if self.source.tokenizer is None:
+            raise TokenizerError(
+                where=str(self.source.path),
+                found="no tokenizer.json",
+                remedy="token ids (--ids) need none",
+            )
+        return self.source.tokenizer
+
+    def logits(self, ids: Sequence[int]) -> Float32[np.ndarray, "rows vocabulary"]:
+        """The logits at every position of a sequence of token ids."""
+        return self.decoder.score(ids)
+
+    def generate(self, prompt: str, **options: Any) -> str:
+        """The text that follows a prompt; options as for `stream`."""
+        return "".join(self.stream(prompt, **options))
+
+    def stream(self, prompt: str, **options: Any) -> Iterator[str]:
+        """The text that follows a prompt, piece by piece; options as for `Conversation.reply`."""
+        ids = self.tokenizer.encode(prompt, special=True)
+        return Conversation(engine=self).reply(ids, **options)
+
+    def chat(self) -> "Conversation":
+        """A conversation that keeps its cache from turn to turn."""
+        return Conversation(engine=self)
+
+
+@dataclass(kw_only=True)
+class Conversation:
+    """One sequence on the chips: what it holds so far, and what has been said.
+
+    `ids` are the tokens in the caches; `states` are theirs.
     """
 
-    model: Model
-    devices: Devices
-    context: int
-    weights: Arrays = field(default_factory=dict)
-    kernels: str = "auto"
-    chunks: Sequence[int] = CHUNKS
-    _steps: dict[Any, Any] = field(default_factory=dict)
+    engine: Engine
+    ids: list[int] = field(default_factory=list)
+    states: Arrays | None = None
+    messages: list[Mapping[str, str]] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
 
-    # --- Programs
+    def say(self, text: str, **options: Any) -> Iterator[str]:
+        """The answer to one turn of a chat, piece by piece; it is remembered when it is done."""
+        messages = [*self.messages, {"role": "user", "content": text}]
+        ids = self.engine.tokenizer.encode_chat(messages)
+        answer: list[str] = []
+        for piece in self.reply(ids, **options):
+            answer.append(piece)
+            yield piece
+        self.messages = [*messages, {"role": "assistant", "content": "".join(answer)}]
 
-    @cached_property
-    def decode(self) -> Lowered:
-        """One token at one position."""
-        return self._lowered("tp_decode_step", {"tok": 0, "pos": 1})
-
-    @property
-    def operands(self) -> dict[str, Operand]:
-        """What the loader is to fill: the same weights for every program of the model."""
-        return dict(self.decode.weights)
-
-    def _lowered(self, kind: str, args: dict[str, Any], rows: int | None = None) -> Lowered:
-        """A program of the model, authored for two rows and stretched where it stacks them."""
-        split = {"tp": self.devices.chips, "align": BLOCK, "vocabulary": True}
-        program = author(
-            self.model.spec, kind, {"dir": "weights", "ctx": self.context, **args, **split}
-        )
-        rolled = roll(program)
-        if rows is not None:
-            rolled = stretch(rolled, rows)
-        return lower(rolled, platform=self.devices.platform, kernels=self.kernels)
-
-    def _step(self, key: tuple[Any, ...], make: Any) -> Any:
-        if key not in self._steps:
-            self._steps[key] = make()
-        return self._steps[key]
-
-    # --- States
-
-    def fresh(self) -> Arrays:
-        """Empty caches and states of one sequence."""
-        return zeros(self.decode.states, self.devices.mesh)
-
-    def fresh_batch(self, sequences: int) -> Arrays:
-        """Empty caches and states of several sequences, one a leading row."""
-        return zeros(self._batch(sequences)[0].states, self.devices.mesh)
-
-    def insert(self, batch: Arrays, slot: int, one: Arrays) -> Arrays:
-        """The batch with one sequence's states put into a slot; the batch is given up."""
-        put = self._step(("insert",), lambda: jax.jit(_inserted, donate_argnums=0))
-        return put(batch, jnp.int32(slot), one)
-
-    @property
-    def rewinds(self) -> bool:
-        """Whether a sequence can go back to an earlier position: a recurrent state cannot."""
-        return not any(isinstance(layer.mixer, GatedDelta) for layer in self.model.spec.layers)
-
-    # --- Reading a prompt
-
-    def prefill(
-        self, states: Arrays, ids: Sequence[int], position: int = 1
-    ) -> tuple[jax.Array, Arrays]:
-        """The logits `[1, vocabulary]` after the last of `ids`, the first at `position`.
-
-        Raises ContextError where they do not fit; `states` are given up.
-        """
-        self._check_fits(ids, position)
-        logits: Any = None
-        for part, rows in _chunks(ids, self.chunks):
-            step = self._step(("prefill", rows), lambda rows=rows: self._prefill(rows))
-            out, states = step(self.weights, states, _chunk_inputs(part, rows, position))
-            logits = out["logits"]
-            position += len(part)
-        return logits, states
-
-    def _prefill(self, rows: int) -> Any:
-        args = {"toks": [0, 0], "pos0": 1}
-        lowered = self._lowered("tp_prefill", args, rows)
-        return whole_step(lowered, self.devices.mesh, ("logits",))
-
-    def score(
-        self, ids: Sequence[int], states: Arrays | None = None, position: int = 1
-    ) -> Float32[np.ndarray, "rows vocabulary"]:
-        """The logits at every position of `ids`."""
-        self._check_fits(ids, position)
-        states = self.fresh() if states is None else states
-        found: list[np.ndarray] = []
-        for part, rows in _chunks(ids, self.chunks):
-            step = self._step(("score", rows), lambda rows=rows: self._score(rows))
-            out, states = step(self.weights, states, _chunk_inputs(part, rows, position))
-            found.append(np.asarray(out["blogits"])[: len(part)])
-            position += len(part)
-        return np.concatenate(found)
-
-    def _score(self, rows: int) -> Any:
-        args = {"toks": [0, 0], "pos0": 1}
-        lowered = self._lowered("tp_prefill_logits", args, rows)
-        return whole_step(lowered, self.devices.mesh, ("blogits",))
-
-    def _check_fits(self, ids: Sequence[int], position: int) -> None:
-        if len(ids) == 0:
-            raise ContextError("an empty prompt: wanted at least one token")
-        vocabulary = self.model.spec.vocab
-        strange = [i for i in ids if not 0 <= i < vocabulary]
-        if strange:
-            raise ContextError(f"token ids {strange} are not among the {vocabulary} of the model")
-        last = position + len(ids) - 1
-        if last > self.context:
-            raise ContextError(
-                f"{last} tokens do not fit a context of {self.context}: a shorter prompt or a "
-                "larger --ctx would do"
-            )
-
-    # --- One token after another
-
-    def step(self, states: Arrays, token: int, position: int) -> tuple[jax.Array, Arrays]:
-        """The logits `[1, vocabulary]` after one token, the states moved on."""
-        self._check_fits([token], position)
-        step = self._step(
-            ("step",), lambda: whole_step(self.decode, self.devices.mesh, ("logits",))
-        )
-        inputs = {"tok": jnp.int32(token), "pos": jnp.int32(position)}
-        out, states = step(self.weights, states, inputs)
-        return out["logits"], states
-
-    def step_batch(
-        self, states: Arrays, tokens: Sequence[int], positions: Sequence[int]
-    ) -> tuple[jax.Array, Arrays]:
-        """The logits `[sequences, vocabulary]` after one token of each sequence."""
-        for token, position in zip(tokens, positions, strict=True):
-            self._check_fits([token], position)
-        _, step = self._batch(len(tokens))
-        inputs = {
-            "toks": jnp.asarray(tokens, jnp.int32)[None],
-            "pos": jnp.asarray(positions, jnp.int32),
-        }
-        out, states = step(self.weights, states, inputs)
-        return out["blogits"], states
-
-    def _batch(self, sequences: int) -> tuple[Lowered, Any]:
-        def make() -> tuple[Lowered, Any]:
-            args = {"seqs": [[0, 1], [0, 1]]}
-            lowered = self._lowered("tp_decode_batch", args, sequences)
-            return lowered, whole_step(lowered, self.devices.mesh, ("blogits",))
-
-        return self._step(("batch", sequences), make)
-
-    # --- Generating
-
-    def first_token(self, logits: jax.Array, position: int, sampling: Sampling) -> int:
-        """The token chosen from logits that stand at `position`."""
-        pick = self._step(
-            ("choose", sampling.greedy),
-            lambda: jax.jit(sample.choose, static_argnames="greedy"),
-        )
-        numbers = sampling.numbers()
-        return int(pick(logits, jnp.int32(position), numbers, greedy=sampling.greedy))
-
-    def generate(
+    def reply(
         self,
-        states: Arrays,
-        token: int,
-        position: int,
+        ids: Sequence[int],
         *,
-        limit: int,
-        sampling: Sampling,
-        stops: frozenset[int],
-    ) -> Iterator[tuple[list[int], Arrays]]:
-        """The tokens that follow `token`, which is to stand at `position`, a few at a time.
+        max_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        ignore_eos: bool = False,
+    ) -> Iterator[str]:
+        """The text that follows a whole sequence of token ids, piece by piece.
 
-        Ends after `limit` tokens or with the first of `stops`. With each part come the states,
-        which hold all tokens but the last; those given are given up.
+        What the caches hold of it already is not read again. `counts` says how it ended:
+        `stop` at a stop token, `length` after `max_tokens` or with a full context. Raises
+        ContextError, before anything runs, where the ids do not fit.
         """
-        run = self._step(
-            ("generate", sampling.greedy), lambda: self._generator(greedy=sampling.greedy)
-        )
-        inputs = {"tok": jnp.int32(token), "pos": jnp.int32(position), **sampling.numbers()}
-        inputs["stops"] = _padded_stops(stops)
-        while limit > 0:
-            inputs["limit"] = jnp.int32(min(limit, STRIDE))
-            out, states = run(self.weights, states, inputs)
-            tokens = np.asarray(out["tokens"])[: int(out["made"])].tolist()
-            inputs |= {"tok": out["tok"], "pos": out["pos"]}
-            limit -= len(tokens)
-            yield tokens, states
-            if tokens[-1] in stops:
+        tokenizer = self.engine.tokenizer
+        stops = frozenset() if ignore_eos else tokenizer.stop_ids
+        stream = tokenizer.stream()
+        made = self.tokens(ids, max_tokens=max_tokens, sampling=sampling, stops=stops)
+        yield from _spelled(made, stream)
+
+    def tokens(
+        self,
+        ids: Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        stops: frozenset[int] = frozenset(),
+    ) -> Iterator[int]:
+        """The token ids that follow, one at a time; a stop token ends them and is not among them."""
+        sampling = sampling or Sampling()
+        decoder = self.engine.decoder
+        logits = self._read(ids)
+        room = decoder.context - len(ids)
+        limit = room if max_tokens is None else min(room, max_tokens)
+        self.counts.reason = "length"
+        if limit < 1:
+            return
+        started = time.perf_counter()
+        token = decoder.first_token(logits, len(ids), sampling)
+        for token in self._rest(token, limit, sampling, stops):
+            self.counts.tokens += 1
+            self.counts.seconds = time.perf_counter() - started
+            if token in stops:
+                self.counts.reason = "stop"
                 return
+            yield token
 
-    def _generator(self, *, greedy: bool) -> Any:
-        lowered = self.decode
+    def _read(self, ids: Sequence[int]) -> Any:
+        """Bring the caches to hold `ids`, and the logits after the last of them."""
+        decoder = self.engine.decoder
+        decoder.check_fits(ids, 1)
+        kept = _common(self.ids, ids[:-1])
+        if self.states is None or (kept < len(self.ids) and not decoder.rewinds):
+            self.states, kept = decoder.fresh(), 0
+        states, self.states = self.states, None
+        self.counts = Counts(prompt_tokens=len(ids) - kept)
+        started = time.perf_counter()
+        logits, self.states = decoder.prefill(states, ids[kept:], kept + 1)
+        np.asarray(logits)
+        self.counts.prompt_seconds = time.perf_counter() - started
+        self.ids = list(ids)
+        return logits
 
-        def body(weights: Arrays, states: Arrays, inputs: Arrays) -> tuple[Arrays, Arrays]:
-            def more(carry: Any) -> Any:
-                made, _, _, _, _, stopped = carry
-                return (made < inputs["limit"]) & ~stopped
-
-            def one(carry: Any) -> Any:
-                made, tok, pos, tokens, states, _ = carry
-                values, states = lowered.run(weights, states, {"tok": tok, "pos": pos})
-                tok = sample.choose(values["logits"], pos, inputs, greedy=greedy)
-                tokens = tokens.at[made].set(tok)
-                return made + 1, tok, pos + 1, tokens, states, jnp.any(tok == inputs["stops"])
-
-            start = (jnp.int32(0), inputs["tok"], inputs["pos"], jnp.zeros(STRIDE, jnp.int32))
-            made, tok, pos, tokens, states, _ = jax.lax.while_loop(
-                more, one, (*start, states, jnp.bool_(False))
-            )
-            return {"made": made, "tok": tok, "pos": pos, "tokens": tokens}, states
-
-        return compiled(lowered, self.devices.mesh, body)
-
-
-def _inserted(batch: Arrays, slot: jax.Array, one: Arrays) -> Arrays:
-    return jax.tree.map(lambda many, single: many.at[slot].set(single), batch, one)
-
-
-def _chunks(ids: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[Sequence[int], int]]:
-    """The ids in pieces, each with the size of the program that reads it."""
-    ordered = sorted(sizes)
-    at = 0
-    while at < len(ids):
-        left = len(ids) - at
-        rows = next((s for s in ordered if s >= left), ordered[-1])
-        yield ids[at : at + rows], rows
-        at += rows
+    def _rest(
+        self, token: int, limit: int, sampling: Sampling, stops: frozenset[int]
+    ) -> Iterator[int]:
+        """A first token and those after it, with `ids` and `states` kept in step."""
+        yield token
+        if limit == 1 or token in stops:
+            return
+        states, self.states = self.states, None
+        assert states is not None
+        parts = self.engine.decoder.generate(
+            states, token, len(self.ids) + 1, limit=limit - 1, sampling=sampling, stops=stops
+        )
+        for tokens, self.states in parts:
+            self.ids += [token, *tokens[:-1]]
+            token = tokens[-1]
+            yield from tokens
 
 
-def _chunk_inputs(part: Sequence[int], rows: int, position: int) -> Arrays:
-    tokens = np.zeros((1, rows), np.int32)
-    tokens[0, : len(part)] = part
-    return {"toks": tokens, "pos": jnp.int32(position), "count": jnp.int32(len(part))}
+def _spelled(tokens: Iterator[int], stream: Stream) -> Iterator[str]:
+    for token in tokens:
+        piece = stream.push(token)
+        if piece:
+            yield piece
+    rest = stream.finish()
+    if rest:
+        yield rest
 
 
-def _padded_stops(stops: frozenset[int]) -> np.ndarray:
-    """Always of one length, so that another set compiles nothing; no token is -1."""
-    padded = np.full(16, -1, np.int32)
-    padded[: len(stops)] = sorted(stops)[:16]
-    return padded
+def _common(held: Sequence[int], wanted: Sequence[int]) -> int:
+    """How many tokens two sequences begin with alike."""
+    pairs = zip(held, wanted, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(held), len(wanted)))

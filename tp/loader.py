@@ -125,14 +125,15 @@ def _misfits(
         yield f"{', '.join(missing)} is missing"
         return
     found = [checkpoint.tensors[v.tensor] for v in views]
-    total = sum(
-        (t.rows if v.rows is None else v.rows[1]) if operand.quantised else 1
-        for v, t in zip(views, found, strict=True)
-    )
+    if not operand.quantised:
+        (tensor,) = found
+        if tensor.shape != (inputs,):
+            yield f"{tensor.name} is {list(tensor.shape)}, wanted [{inputs}]"
+        return
+    total = sum(t.rows if v.rows is None else v.rows[1] for v, t in zip(views, found, strict=True))
     for tensor in found:
-        if tensor.cols != inputs or total != outputs:
-            shape = f"[{outputs}, {inputs}]" if operand.quantised else f"[{inputs}]"
-            yield f"{tensor.name} is {list(tensor.shape)}, wanted {shape}"
+        if len(tensor.shape) < 2 or tensor.cols != inputs or total != outputs:
+            yield f"{tensor.name} is {list(tensor.shape)}, wanted [{outputs}, {inputs}]"
 
 
 class _Filling:

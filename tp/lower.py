@@ -28,7 +28,7 @@ from author.statements import (
 )
 from kernels import table
 from tp.interpret import arguments, is_token, operation
-from tp.operands import Operand, canonical, operands
+from tp.operands import Operand, canonical, operands, tensors
 from tp.roll import stacked, unroll_layers
 from tp.rolled import Along, Each, Item, Loop, Once, Rolled, runs
 
@@ -62,14 +62,14 @@ def lower(rolled: Rolled, *, platform: str, kernels: str = "auto") -> Lowered:
     wanted = {str(n): o for n, o in operands(rolled).items()}
     items = unroll_layers(rolled)
     held = dict(_held(items, wanted))
+    keys = {str(canonical(t.name)): _key(t.name) for t, _ in tensors(items)}
     paths = _Paths(platform=platform, wanted=kernels)
 
     def run(weights: Arrays, states: Arrays, inputs: Arrays) -> tuple[Arrays, Arrays]:
         lowering = _Lowering(wanted, held, paths, inputs)
-        lowering.env.update({k: weights[k] for k in weights})
-        lowering.env.update({k: states[k] for k in states})
+        lowering.env.update({keys[k]: array for k, array in {**weights, **states}.items()})
         lowering.items(items, batch=None)
-        return lowering.env, {k: lowering.env[k] for k in states}
+        return lowering.env, {k: lowering.env[keys[k]] for k in states}
 
     kept = {k: o for k, o in wanted.items() if o.role in ("cache", "state")}
     return Lowered(
@@ -104,8 +104,8 @@ class _Paths:
 
 
 def _key(name: Name) -> str:
-    """Where a name lives while a step is traced: chips are the mesh, sequences a leading axis."""
-    return str(canonical(name)) if _batched(name) else str(name._replace(chip=None))
+    """Where a name lives while a step is traced, the same for every chip and every sequence."""
+    return str(name)
 
 
 def _batched(name: Name) -> bool:

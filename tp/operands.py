@@ -9,6 +9,7 @@ from author.manifest import Axis, Ranges, TpManifest
 from author.names import Name
 from author.program import Role, roles
 from author.statements import Let, Matmul, Moe, Tensor
+from tp.roll import unroll_layers
 from tp.rolled import Each, Item, Loop, Once, Rolled, place
 
 
@@ -75,9 +76,10 @@ def operands(rolled: Rolled) -> dict[Name, Operand]:
     """The matrices of a program that outlive a step or come from outside, in its order."""
     manifest = rolled.program.manifest or TpManifest(chips=1)
     role = roles(rolled.program)
-    uses = {canonical(name): use for name, use in _uses(rolled.items)}
+    items = unroll_layers(rolled)
+    uses = {canonical(name): use for name, use in _uses(items)}
     found: dict[Name, Operand] = {}
-    for tensor, sequences in tensors(rolled.items):
+    for tensor, sequences in tensors(items):
         first = _first_copy(tensor.name)
         copies = [place(first, "chip", chip) for chip in range(manifest.chips)]
         here = next((role[c] for c in copies if c in role), "buffer")

@@ -260,7 +260,7 @@ def _collective_steps(statement: Let):
     total = partials[0]
     for index, partial in enumerate(partials[1:], start=1):
         last = index == form.chips - 1
-        name = statement.name if last else statement.name._replace(tail=f"_{letter}{index}")
+        name = statement.name if last else Name.of(f"{statement.name}_{letter}{index}")
         yield Let(name, step(total, partial))
         total = name
 

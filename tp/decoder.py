@@ -1,0 +1,279 @@
+"""A model stepping on its chips, ids to logits: prompts in chunks, tokens many a call, batches."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float32
+
+from author.families.model import Model
+from author.kinds import author
+from author.spec import GatedDelta
+from kernels.q8 import BLOCK
+from tp import sample
+from tp.launch import Devices
+from tp.lower import Arrays, Lowered, lower
+from tp.operands import Operand
+from tp.roll import roll, stretch
+from tp.sample import Sampling
+from tp.step import compiled, whole_step, zeros
+
+# A prompt is read in chunks of these sizes: few, so that few programs are compiled.
+CHUNKS = (16, 64, 256)
+# Tokens made on the device before the host looks.
+STRIDE = 8
+
+
+class ContextError(ValueError):
+    """More tokens than a context holds: how many, and what it holds."""
+
+
+@dataclass(kw_only=True)
+class Decoder:
+    """Steps of one model on its chips, compiled as they are asked for.
+
+    `weights` are the arrays of the loader; `context` the rows of each cache.
+    """
+
+    model: Model
+    devices: Devices
+    context: int
+    weights: Arrays = field(default_factory=dict)
+    kernels: str = "auto"
+    chunks: Sequence[int] = CHUNKS
+    _steps: dict[Any, Any] = field(default_factory=dict)
+
+    # --- Programs
+
+    @cached_property
+    def decode(self) -> Lowered:
+        """One token at one position."""
+        return self._lowered("tp_decode_step", {"tok": 0, "pos": 1})
+
+    @property
+    def operands(self) -> dict[str, Operand]:
+        """What the loader is to fill: the same weights for every program of the model."""
+        return dict(self.decode.weights)
+
+    def _lowered(self, kind: str, args: dict[str, Any], rows: int | None = None) -> Lowered:
+        """A program of the model, authored for two rows and stretched where it stacks them."""
+        split = {"tp": self.devices.chips, "align": BLOCK, "vocabulary": True}
+        program = author(
+            self.model.spec, kind, {"dir": "weights", "ctx": self.context, **args, **split}
+        )
+        rolled = roll(program)
+        if rows is not None:
+            rolled = stretch(rolled, rows)
+        return lower(rolled, platform=self.devices.platform, kernels=self.kernels)
+
+    def _step(self, key: tuple[Any, ...], make: Any) -> Any:
+        if key not in self._steps:
+            self._steps[key] = make()
+        return self._steps[key]
+
+    # --- States
+
+    def fresh(self) -> Arrays:
+        """Empty caches and states of one sequence."""
+        return zeros(self.decode.states, self.devices.mesh)
+
+    def fresh_batch(self, sequences: int) -> Arrays:
+        """Empty caches and states of several sequences, one a leading row."""
+        return zeros(self._batch(sequences)[0].states, self.devices.mesh)
+
+    def insert(self, batch: Arrays, slot: int, one: Arrays) -> Arrays:
+        """The batch with one sequence's states put into a slot; the batch is given up."""
+        put = self._step(("insert",), lambda: jax.jit(_inserted, donate_argnums=0))
+        return put(batch, jnp.int32(slot), one)
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether a sequence can go back to an earlier position: a recurrent state cannot."""
+        return not any(isinstance(layer.mixer, GatedDelta) for layer in self.model.spec.layers)
+
+    # --- Reading a prompt
+
+    def prefill(
+        self, states: Arrays, ids: Sequence[int], position: int = 1
+    ) -> tuple[jax.Array, Arrays]:
+        """The logits `[1, vocabulary]` after the last of `ids`, the first at `position`.
+
+        Raises ContextError where they do not fit; `states` are given up.
+        """
+        self.check_fits(ids, position)
+        logits: Any = None
+        for part, rows in _chunks(ids, self.chunks):
+            step = self._step(("prefill", rows), lambda rows=rows: self._prefill(rows))
+            out, states = step(self.weights, states, _chunk_inputs(part, rows, position))
+            logits = out["logits"]
+            position += len(part)
+        return logits, states
+
+    def _prefill(self, rows: int) -> Any:
+        args = {"toks": [0, 0], "pos0": 1}
+        lowered = self._lowered("tp_prefill", args, rows)
+        return whole_step(lowered, self.devices.mesh, ("logits",))
+
+    def score(
+        self, ids: Sequence[int], states: Arrays | None = None, position: int = 1
+    ) -> Float32[np.ndarray, "rows vocabulary"]:
+        """The logits at every position of `ids`."""
+        self.check_fits(ids, position)
+        states = self.fresh() if states is None else states
+        found: list[np.ndarray] = []
+        for part, rows in _chunks(ids, self.chunks):
+            step = self._step(("score", rows), lambda rows=rows: self._score(rows))
+            out, states = step(self.weights, states, _chunk_inputs(part, rows, position))
+            found.append(np.asarray(out["blogits"])[: len(part)])
+            position += len(part)
+        return np.concatenate(found)
+
+    def _score(self, rows: int) -> Any:
+        args = {"toks": [0, 0], "pos0": 1}
+        lowered = self._lowered("tp_prefill_logits", args, rows)
+        return whole_step(lowered, self.devices.mesh, ("blogits",))
+
+    def check_fits(self, ids: Sequence[int], position: int) -> None:
+        """Raise ContextError for ids that the model lacks or that its context has no room for."""
+        if len(ids) == 0:
+            raise ContextError("an empty prompt: wanted at least one token")
+        vocabulary = self.model.spec.vocab
+        strange = [i for i in ids if not 0 <= i < vocabulary]
+        if strange:
+            raise ContextError(f"token ids {strange} are not among the {vocabulary} of the model")
+        last = position + len(ids) - 1
+        if last > self.context:
+            raise ContextError(
+                f"{last} tokens do not fit a context of {self.context}: a shorter prompt or a "
+                "larger --ctx would do"
+            )
+
+    # --- One token after another
+
+    def step(self, states: Arrays, token: int, position: int) -> tuple[jax.Array, Arrays]:
+        """The logits `[1, vocabulary]` after one token, the states moved on."""
+        self.check_fits([token], position)
+        step = self._step(
+            ("step",), lambda: whole_step(self.decode, self.devices.mesh, ("logits",))
+        )
+        inputs = {"tok": jnp.int32(token), "pos": jnp.int32(position)}
+        out, states = step(self.weights, states, inputs)
+        return out["logits"], states
+
+    def step_batch(
+        self, states: Arrays, tokens: Sequence[int], positions: Sequence[int]
+    ) -> tuple[jax.Array, Arrays]:
+        """The logits `[sequences, vocabulary]` after one token of each sequence."""
+        for token, position in zip(tokens, positions, strict=True):
+            self.check_fits([token], position)
+        _, step = self._batch(len(tokens))
+        inputs = {
+            "toks": jnp.asarray(tokens, jnp.int32)[None],
+            "pos": jnp.asarray(positions, jnp.int32),
+        }
+        out, states = step(self.weights, states, inputs)
+        return out["blogits"], states
+
+    def _batch(self, sequences: int) -> tuple[Lowered, Any]:
+        def make() -> tuple[Lowered, Any]:
+            args = {"seqs": [[0, 1], [0, 1]]}
+            lowered = self._lowered("tp_decode_batch", args, sequences)
+            return lowered, whole_step(lowered, self.devices.mesh, ("blogits",))
+
+        return self._step(("batch", sequences), make)
+
+    # --- Generating
+
+    def first_token(self, logits: jax.Array, position: int, sampling: Sampling) -> int:
+        """The token chosen from logits that stand at `position`."""
+        pick = self._step(
+            ("choose", sampling.greedy),
+            lambda: jax.jit(sample.choose, static_argnames="greedy"),
+        )
+        numbers = sampling.numbers()
+        return int(pick(logits, jnp.int32(position), numbers, greedy=sampling.greedy))
+
+    def generate(
+        self,
+        states: Arrays,
+        token: int,
+        position: int,
+        *,
+        limit: int,
+        sampling: Sampling,
+        stops: frozenset[int],
+    ) -> Iterator[tuple[list[int], Arrays]]:
+        """The tokens that follow `token`, which is to stand at `position`, a few at a time.
+
+        Ends after `limit` tokens or with the first of `stops`. With each part come the states,
+        which hold all tokens but the last; those given are given up.
+        """
+        run = self._step(
+            ("generate", sampling.greedy), lambda: self._generator(greedy=sampling.greedy)
+        )
+        inputs = {"tok": jnp.int32(token), "pos": jnp.int32(position), **sampling.numbers()}
+        inputs["stops"] = _padded_stops(stops)
+        while limit > 0:
+            inputs["limit"] = jnp.int32(min(limit, STRIDE))
+            out, states = run(self.weights, states, inputs)
+            tokens = np.asarray(out["tokens"])[: int(out["made"])].tolist()
+            inputs |= {"tok": out["tok"], "pos": out["pos"]}
+            limit -= len(tokens)
+            yield tokens, states
+            if tokens[-1] in stops:
+                return
+
+    def _generator(self, *, greedy: bool) -> Any:
+        lowered = self.decode
+
+        def body(weights: Arrays, states: Arrays, inputs: Arrays) -> tuple[Arrays, Arrays]:
+            def more(carry: Any) -> Any:
+                made, _, _, _, _, stopped = carry
+                return (made < inputs["limit"]) & ~stopped
+
+            def one(carry: Any) -> Any:
+                made, tok, pos, tokens, states, _ = carry
+                values, states = lowered.run(weights, states, {"tok": tok, "pos": pos})
+                tok = sample.choose(values["logits"], pos, inputs, greedy=greedy)
+                tokens = tokens.at[made].set(tok)
+                return made + 1, tok, pos + 1, tokens, states, jnp.any(tok == inputs["stops"])
+
+            start = (jnp.int32(0), inputs["tok"], inputs["pos"], jnp.zeros(STRIDE, jnp.int32))
+            made, tok, pos, tokens, states, _ = jax.lax.while_loop(
+                more, one, (*start, states, jnp.bool_(False))
+            )
+            return {"made": made, "tok": tok, "pos": pos, "tokens": tokens}, states
+
+        return compiled(lowered, self.devices.mesh, body)
+
+
+def _inserted(batch: Arrays, slot: jax.Array, one: Arrays) -> Arrays:
+    return jax.tree.map(lambda many, single: many.at[slot].set(single), batch, one)
+
+
+def _chunks(ids: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[Sequence[int], int]]:
+    """The ids in pieces, each with the size of the program that reads it."""
+    ordered = sorted(sizes)
+    at = 0
+    while at < len(ids):
+        left = len(ids) - at
+        rows = next((s for s in ordered if s >= left), ordered[-1])
+        yield ids[at : at + rows], rows
+        at += rows
+
+
+def _chunk_inputs(part: Sequence[int], rows: int, position: int) -> Arrays:
+    tokens = np.zeros((1, rows), np.int32)
+    tokens[0, : len(part)] = part
+    return {"toks": tokens, "pos": jnp.int32(position), "count": jnp.int32(len(part))}
+
+
+def _padded_stops(stops: frozenset[int]) -> np.ndarray:
+    """Always of one length, so that another set compiles nothing; no token is -1."""
+    padded = np.full(16, -1, np.int32)
+    padded[: len(stops)] = sorted(stops)[:16]
+    return padded

