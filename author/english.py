@@ -260,7 +260,7 @@ class _Walk:
         return self.text.startswith(word, at) and not cut
 
     def value(self, kind: str, at: int) -> set[int]:
-        found = re.compile(rf"{PATTERNS[kind]}(?!\w)").match(self.text, at)
+        found = re.compile(rf"(?:{PATTERNS[kind]})(?!\w)").match(self.text, at)
         if found is None:
             self.wanted(at, CALLED[kind])
             return set()

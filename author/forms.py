@@ -73,6 +73,7 @@ EXPRESSIONS: list[type[Expression]] = []
 F = TypeVar("F", bound=type[Form])
 
 
+@typing.dataclass_transform(frozen_default=True)
 def form(template: str) -> Callable[[F], F]:
     """Make a class a form: a frozen dataclass that `template` writes and reads."""
 

@@ -1,7 +1,7 @@
 """The shape of every expression, from the shapes of what it reads."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Never
 
 from author import statements as say
@@ -42,7 +42,7 @@ def shape_of(expression: Expression, shapes: Shapes) -> Shape:
     A row or a position is held against its matrix only where it is a number. A join is as wide as
     the partials of all chips, so its shape needs all of theirs.
     """
-    return _RULES[type(expression)](expression, _known(expression, shapes))
+    return SHAPE_RULES[type(expression)](expression, _known(expression, shapes))
 
 
 def check_set(statement: say.SetRow | say.SetRows, shapes: Shapes) -> None:
@@ -139,9 +139,7 @@ def _elementwise(e: say.Plus | say.Hadamard, shapes: Shapes) -> Shape:
     return max(a_rows, b_rows), a_cols
 
 
-def _same(
-    e: say.Scaled | say.Capped | say.Silu | say.Sigmoid | say.Gelu, shapes: Shapes
-) -> Shape:
+def _same(e: say.Scaled | say.Capped | say.Silu | say.Sigmoid | say.Gelu, shapes: Shapes) -> Shape:
     return shapes[e.x]
 
 
@@ -298,7 +296,7 @@ def _join(e: say.Join, shapes: Shapes) -> Shape:
     return rows.pop(), sum(shapes[p][1] for p in partials)
 
 
-_RULES: dict[type[Expression], Callable[[Any, Shapes], Shape]] = {
+SHAPE_RULES: dict[type[Expression], Callable[[Any, Shapes], Shape]] = {
     say.Row: _row,
     say.Rows: _rows,
     say.Matmul: _matmul,

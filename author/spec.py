@@ -1,12 +1,9 @@
-"""What a model is, as plain records, and their JSON; a field more or less is refused by its path."""
+"""What a model is, as plain records, and their JSON; what does not fit is refused by its path."""
 
-import dataclasses
-import math
-import types
-import typing
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
+
+from author.records import read_record, written_record
 
 
 class SpecError(ValueError):
@@ -124,9 +121,7 @@ class SigmoidGating:
     bias: bool
 
 
-Gating = (
-    Literal["softmax_then_top_k", "softmax_of_top_k", "sigmoid_scaled_input"] | SigmoidGating
-)
+Gating = Literal["softmax_then_top_k", "softmax_of_top_k", "sigmoid_scaled_input"] | SigmoidGating
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,119 +196,17 @@ def rotations(spec: ModelSpec) -> tuple[Rope, ...]:
     return tuple(dict.fromkeys(rope for rope in turned if rope is not None))
 
 
-# --- JSON, from the annotations above
+# --- JSON
 
 
 def spec_to_json(spec: ModelSpec) -> dict[str, Any]:
     """The spec as JSON, every field present."""
-    return _written(spec)
-
-
-def _written(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_written(v) for v in value]
-    if not dataclasses.is_dataclass(value):
-        return value
-    kind = {"kind": value.KIND} if hasattr(value, "KIND") else {}
-    return kind | {f.name: _written(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return written_record(spec)
 
 
 def spec_from_json(obj: object) -> ModelSpec:
     """The spec that `spec_to_json` wrote; all offending fields are named at once."""
-    reader = _Reader()
-    spec = reader.value(ModelSpec, obj, "spec")
-    if reader.problems:
-        raise SpecError(*reader.problems)
+    spec, problems = read_record(ModelSpec, obj, "spec")
+    if problems:
+        raise SpecError(*problems)
     return spec
-
-
-class _Reader:
-    """Reads JSON by type; what does not fit is noted, and read as None."""
-
-    def __init__(self) -> None:
-        self.problems: list[str] = []
-
-    def wrong(self, path: str, found: object, wanted: str) -> None:
-        self.problems.append(f"{path} is {_shown(found)}, wanted {wanted}")
-
-    def value(self, hint: Any, obj: Any, path: str) -> Any:
-        origin = typing.get_origin(hint)
-        if origin in (types.UnionType, typing.Union):
-            return self.union(typing.get_args(hint), obj, path)
-        if origin is tuple:
-            return self.items(typing.get_args(hint), obj, path)
-        if dataclasses.is_dataclass(hint):
-            return self.record(hint, obj, path)
-        return self.plain(hint, obj, path)
-
-    def union(self, options: tuple[Any, ...], obj: Any, path: str) -> Any:
-        """The option that fits: null, the record of that kind, or the one that is left."""
-        if obj is None and types.NoneType in options:
-            return None
-        records = [o for o in options if dataclasses.is_dataclass(o)]
-        others = [o for o in options if o not in records and o is not types.NoneType]
-        if len(records) + len(others) == 1:
-            return self.value((records + others)[0], obj, path)
-        for record in records:
-            if isinstance(obj, Mapping) and obj.get("kind") == record.KIND:
-                return self.record(record, obj, path)
-        if others and isinstance(obj, str) and obj in typing.get_args(others[0]):
-            return obj
-        words = [repr(w) for o in others for w in typing.get_args(o)]
-        kinds = [f"an object of kind {r.KIND!r}" for r in records]
-        self.wrong(path, obj, " or ".join(words + kinds))
-        return None
-
-    def items(self, hints: tuple[Any, ...], obj: Any, path: str) -> Any:
-        if not isinstance(obj, list):
-            return self.wrong(path, obj, "a list")
-        if hints[-1] is Ellipsis:
-            hints = (hints[0],) * len(obj)
-        if len(hints) != len(obj):
-            return self.wrong(path, obj, f"a list of {len(hints)}")
-        pairs = zip(hints, obj, strict=True)
-        return tuple(self.value(h, v, f"{path}[{i}]") for i, (h, v) in enumerate(pairs))
-
-    def record(self, cls: Any, obj: Any, path: str) -> Any:
-        if not isinstance(obj, Mapping):
-            return self.wrong(path, obj, "an object")
-        hints = {f.name: typing.get_type_hints(cls)[f.name] for f in dataclasses.fields(cls)}
-        known = {*hints, "kind"} if hasattr(cls, "KIND") else {*hints}
-        before = len(self.problems)
-        self.problems += [f"{path}.{name} is missing" for name in hints if name not in obj]
-        self.problems += [
-            f"{path}.{name} is no field (there are {', '.join(hints)})"
-            for name in obj
-            if name not in known
-        ]
-        fields = {n: self.value(h, obj[n], f"{path}.{n}") for n, h in hints.items() if n in obj}
-        return cls(**fields) if len(self.problems) == before else None
-
-    def plain(self, hint: Any, obj: Any, path: str) -> Any:
-        if typing.get_origin(hint) is Literal:
-            words = typing.get_args(hint)
-            return obj if obj in words else self.wrong(path, obj, " or ".join(map(repr, words)))
-        wanted, fits = _PLAIN[hint]
-        if not fits(obj):
-            return self.wrong(path, obj, wanted)
-        return hint(obj)
-
-
-def _is_count(obj: object) -> bool:
-    return isinstance(obj, int) and not isinstance(obj, bool) and obj >= 0
-
-
-def _is_real(obj: object) -> bool:
-    return _is_count(obj) or isinstance(obj, int | float) and not isinstance(obj, bool)
-
-
-_PLAIN: dict[Any, tuple[str, Callable[[object], bool]]] = {
-    bool: ("true or false", lambda obj: isinstance(obj, bool)),
-    int: ("a count", _is_count),
-    float: ("a number", lambda obj: _is_real(obj) and math.isfinite(obj)),  # type: ignore[arg-type]
-}
-
-
-def _shown(obj: object) -> str:
-    text = repr(obj)
-    return text if len(text) <= 60 else f"{text[:57]}..."
