@@ -9,8 +9,8 @@ from author.english import write
 from author.forms import Form, Statement, slots
 from author.manifest import TpCollective, TpManifest, TpSlice
 from author.names import Name, listed
-from author.program import Program, bound, changed, read_by
-from author.shapes import Complaint, ProgramError, Shape, check_set, shape_of
+from author.program import Complaint, Program, ProgramError, bound, changed, read_by
+from author.shapes import Shape, check_set, shape_of
 
 Complaints = Iterator[Complaint]
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 from author.checks import chips_meet_in_collectives, collected, collectives_are_spelled_out
 from author.forms import Statement
 from author.manifest import TpManifest
-from author.program import Program, bound, changed, read_by
-from author.shapes import Complaint, ProgramError
+from author.program import Complaint, Program, ProgramError, bound, changed, read_by
 
 
 def chip_program(program: Program, chip: int) -> Program:

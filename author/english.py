@@ -1,11 +1,10 @@
-"""Writes and reads the English of a form, and says where a line fails and what could stand there."""
+"""Writes and reads the English of a form; says where a line fails and what could stand there."""
 
-import dataclasses
 import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from author.forms import (
@@ -13,7 +12,6 @@ from author.forms import (
     STATEMENTS,
     Clause,
     Form,
-    Part,
     Piece,
     Slot,
     Statement,
@@ -178,7 +176,7 @@ def _flags(pieces: tuple[Piece, ...]) -> Iterator[str]:
             yield from _flags(piece.pieces)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _regex(form: type[Form]) -> re.Pattern[str]:
     return re.compile(_pattern(form.PIECES, ""))
 

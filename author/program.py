@@ -21,16 +21,37 @@ from author.statements import (
 Role = Literal["weight", "table", "state", "cache", "input", "buffer"]
 
 
-class ProgramError(ValueError):
-    """A program that does not hold together: at which statement, what was found, what would do."""
+@dataclass(frozen=True, kw_only=True)
+class Complaint:
+    """One thing that does not hold: where, about which names, what was found, what would do."""
 
-    def __init__(self, *, where: str, found: str, wanted: str) -> None:
-        super().__init__(f"program: {where}: {found}; wanted {wanted}")
+    where: str
+    found: str
+    wanted: str
+    names: tuple[Name, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.found}; {self.wanted}"
+
+
+@dataclass
+class ProgramError(ValueError):
+    """What does not hold in a program, every complaint of it."""
+
+    complaints: tuple[Complaint, ...]
+
+    @classmethod
+    def of(cls, where: str, *, found: str, wanted: str) -> "ProgramError":
+        """A single complaint."""
+        return cls((Complaint(where=where, found=found, wanted=f"wanted {wanted}"),))
 
     @classmethod
     def at(cls, statement: Statement, *, found: str, wanted: str) -> "ProgramError":
-        """The complaint about one statement."""
-        return cls(where=f"'{write(statement)}.'", found=found, wanted=wanted)
+        """A single complaint about a statement."""
+        return cls.of(f"'{write(statement)}.'", found=found, wanted=wanted)
+
+    def __str__(self) -> str:
+        return "\n".join(str(c) for c in self.complaints)
 
 
 @dataclass(frozen=True, kw_only=True)

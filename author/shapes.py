@@ -1,39 +1,16 @@
 """The shape of every expression, from the shapes of what it reads."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Never
 
 from author import statements as say
 from author.english import write
 from author.forms import Expression, Form, slots
 from author.names import Name, listed
+from author.program import Complaint, ProgramError
 
 Shape = tuple[int, int]  # rows, columns
 Shapes = Mapping[Name, Shape]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Complaint:
-    """One thing that does not hold: where, about which names, what was found, what would do."""
-
-    where: str
-    found: str
-    wanted: str
-    names: tuple[Name, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.found}; {self.wanted}"
-
-
-@dataclass
-class ProgramError(ValueError):
-    """What does not hold in a program, every complaint of it."""
-
-    complaints: tuple[Complaint, ...]
-
-    def __str__(self) -> str:
-        return "\n".join(str(c) for c in self.complaints)
 
 
 def shape_of(expression: Expression, shapes: Shapes) -> Shape:

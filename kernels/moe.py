@@ -82,7 +82,7 @@ def _within_groups(
     runs = worth.reshape(worth.shape[0], group_count, -1)
     run_worth = jnp.sum(jax.lax.top_k(runs, best)[0], axis=2)
     _, used = jax.lax.top_k(run_worth, used_groups)
-    is_used = jnp.any(used[:, :, None] == jnp.arange(group_count), axis=1)
+    is_used = jnp.any(used[:, :, None] == jnp.arange(group_count)[None, None], axis=1)
     return jnp.where(is_used[:, :, None], runs, -jnp.inf).reshape(worth.shape)
 
 
@@ -141,7 +141,7 @@ def _summed(
     size = _tile(rows * chosen, experts)
     expert_of_pair, weights = ids.reshape(-1), weights.reshape(-1, 1)
     order = jnp.argsort(expert_of_pair, stable=True)
-    pairs = jnp.sum(expert_of_pair[:, None] == jnp.arange(experts), axis=0)
+    pairs = jnp.sum(expert_of_pair[:, None] == jnp.arange(experts)[None], axis=0)
     tiles = -(-pairs // size)
     last_pair, last_tile = jnp.cumsum(pairs), jnp.cumsum(tiles)
 

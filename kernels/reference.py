@@ -225,7 +225,7 @@ def attention(
     scale = q.shape[2] ** -0.5 if scale is None else scale
     scores = scale * einsum("ghd,tgd->ght", q, k)
     scores = scores if cap is None else cap * jnp.tanh(scores / cap)
-    scores = jnp.where(seen, scores, -jnp.inf)
+    scores = jnp.where(seen[None, None], scores, -jnp.inf)
     if sinks is not None:
         column = sinks.reshape(groups, heads // groups, 1)
         scores = jnp.concatenate([scores, column], axis=2)

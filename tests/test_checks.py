@@ -12,8 +12,8 @@ from author.english import read, read_program
 from author.forms import EXPRESSIONS
 from author.manifest import TpCollective, TpManifest, manifest_from_json
 from author.names import Name
-from author.program import Program
-from author.shapes import SHAPE_RULES, ProgramError, shape_of
+from author.program import Program, ProgramError
+from author.shapes import SHAPE_RULES, shape_of
 from author.statements import Join
 
 GOLDENS = sorted((Path(__file__).parent / "goldens").glob("*.json"))

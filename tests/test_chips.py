@@ -12,8 +12,7 @@ from author.checks import check_program
 from author.chips import chip_program, chip_programs
 from author.forms import Part, slots
 from author.names import Name
-from author.program import bound
-from author.shapes import ProgramError
+from author.program import ProgramError, bound
 from author.statements import (
     Fold,
     Join,

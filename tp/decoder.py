@@ -18,9 +18,10 @@ from tp import sample
 from tp.launch import Devices
 from tp.lower import Arrays, Lowered, lower
 from tp.operands import Operand
-from tp.roll import roll, stretch
+from tp.roll import roll
 from tp.sample import Sampling
 from tp.step import compiled, whole_step, zeros
+from tp.stretch import stretch
 
 # A prompt is read in chunks of these sizes: few, so that few programs are compiled.
 CHUNKS = (16, 64, 256)

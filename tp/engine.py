@@ -10,9 +10,9 @@ from jaxtyping import Float32
 
 from tp import launch
 from tp.decoder import ContextError, Decoder
-from tp.lower import Arrays
 from tp.loader import Progress, Receipt
 from tp.loader import load as load_weights
+from tp.lower import Arrays
 from tp.sample import Sampling
 from tp.source import Source, open_source
 from tp.tokens import Stream, Tokenizer, TokenizerError

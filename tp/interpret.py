@@ -40,8 +40,8 @@ def interpret(
     """
     run = _Run(program, values, meanings)
     for partials in run.steps():
-        raise ProgramError(
-            where=f"a collective of {partials}",
+        raise ProgramError.of(
+            f"a collective of {partials}",
             found="one chip's text by itself",
             wanted="the texts of all chips, through interpret_chips",
         )
@@ -58,8 +58,8 @@ def interpret_chips(
     while any(a is not None for a in arrived):
         kinds = {type(a.form) if a is not None else None for a in arrived}
         if len(kinds) > 1 or None in kinds:
-            raise ProgramError(
-                where="the per-chip texts",
+            raise ProgramError.of(
+                "the per-chip texts",
                 found=f"chips wait at different collectives: {arrived}",
                 wanted="the same folds and joins, in the same order, on every chip",
             )

@@ -115,9 +115,7 @@ def check_tensors(
     return skipped
 
 
-def _misfits(
-    operand: Operand, views: Sequence[View], checkpoint: Checkpoint
-) -> Iterator[str]:
+def _misfits(operand: Operand, views: Sequence[View], checkpoint: Checkpoint) -> Iterator[str]:
     rows, cols = operand.whole
     outputs, inputs = (cols, rows) if operand.stored == "turned" else (rows, cols)
     missing = [v.tensor for v in views if v.tensor not in checkpoint.tensors]
@@ -203,7 +201,12 @@ class _Filling:
         return table.pack(joined.refine(min(block, joined.block)), self.devices.platform)
 
     def columns(
-        self, views: Sequence[View], outer: list[tuple[int, int, int]], start: int, length: int, _: int
+        self,
+        views: Sequence[View],
+        outer: list[tuple[int, int, int]],
+        start: int,
+        length: int,
+        _: int,
     ) -> Q8:
         """Every output range of one range of inputs, padded and put one below the other."""
         parts = [

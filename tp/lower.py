@@ -29,8 +29,9 @@ from author.statements import (
 from kernels import table
 from tp.interpret import arguments, is_token, operation
 from tp.operands import Operand, canonical, operands, tensors
-from tp.roll import stacked, unroll_layers
 from tp.rolled import Along, Each, Item, Loop, Once, Rolled, runs
+from tp.stretch import stacked
+from tp.unroll import unroll_layers
 
 CHIP = "chip"
 
@@ -178,8 +179,8 @@ class _Lowering:
 
     def buffer(self, name: Name, rows: int, cols: int) -> Any:
         if str(canonical(name)) in self.wanted:
-            raise ProgramError(
-                where=f"'{name}'", found="no array of that name", wanted="one given to the step"
+            raise ProgramError.of(
+                f"'{name}'", found="no array of that name", wanted="one given to the step"
             )
         return jnp.zeros((rows, cols), jnp.float32)
 
@@ -259,9 +260,7 @@ class _Lowering:
             result = _by_rows(call, names, arrays, scalars, keywords)
         else:
             axes = ([_axis(n) for n in names], {k: _axis(n) for k, n in named.items()})
-            result = jax.vmap(lambda a, s: call(*a, **s, **keywords), in_axes=axes)(
-                arrays, scalars
-            )
+            result = jax.vmap(lambda a, s: call(*a, **s, **keywords), in_axes=axes)(arrays, scalars)
         return self.put_back(form, result)
 
     def quantised(self, name: Name) -> bool:
@@ -289,8 +288,8 @@ def _held(
         form = made.get(_key(value.partial))
         operand = wanted.get(str(canonical(form.w))) if isinstance(form, Matmul) else None
         if operand is None or operand.layout is None or operand.layout.axis != "cols":
-            raise ProgramError(
-                where=f"'{write(value)}'",
+            raise ProgramError.of(
+                f"'{write(value)}'",
                 found="a partial whose columns are not those of a weight",
                 wanted="a product with a matrix that is cut by columns",
             )

@@ -9,8 +9,8 @@ from author.manifest import Axis, Ranges, TpManifest
 from author.names import Name
 from author.program import Role, roles
 from author.statements import Let, Matmul, Moe, Tensor
-from tp.roll import unroll_layers
 from tp.rolled import Each, Item, Loop, Once, Rolled, place
+from tp.unroll import unroll_layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,9 @@ def operands(rolled: Rolled) -> dict[Name, Operand]:
     return found
 
 
-def tensors(items: tuple[Item, ...], sequences: int | None = None) -> Iterator[tuple[Tensor, int | None]]:
+def tensors(
+    items: tuple[Item, ...], sequences: int | None = None
+) -> Iterator[tuple[Tensor, int | None]]:
     """Every declaration, with how many sequences it stands for."""
     for item in items:
         match item:
@@ -132,9 +134,7 @@ def _layout(
         return None, (tensor.rows, tensor.cols)
     ranges = tuple(() if p is None else p.ranges for p in pieces)
     longest = max(len(r) for r in ranges)
-    widths = tuple(
-        max(r[index][1] for r in ranges if index < len(r)) for index in range(longest)
-    )
+    widths = tuple(max(r[index][1] for r in ranges if index < len(r)) for index in range(longest))
     return Layout(axis=piece.axis, ranges=ranges, widths=widths), piece.of_shape
 
 

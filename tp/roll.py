@@ -6,28 +6,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from author.english import write
-from author.forms import Expression, Form, Statement
+from author.forms import Form, Statement
 from author.manifest import TpCollective, TpManifest
 from author.names import Name
 from author.program import Program, ProgramError, bound, changed, read_by
 from author.statements import (
     Fold,
     Join,
-    Joined,
-    L2Norm,
     Let,
     Number,
-    Plus,
-    RmsNorm,
-    Row,
     Scaled,
     SetItem,
     SetRow,
     SetRows,
     Tensor,
-    Tokens,
 )
-from tp.rolled import Along, Axis, Each, Item, Listed, Loop, Once, Rolled, map_names, place
+from tp.rolled import Along, Axis, Each, Item, Listed, Loop, Once, Rolled, map_names
+from tp.unroll import collective_steps
 
 CHIP = Along("chip", 0)
 
@@ -46,16 +41,6 @@ def roll(program: Program) -> Rolled:
         items = _roll_chips(items, program.manifest)
     items = _roll_sequences(items)
     return Rolled(items=_roll_layers(items), program=program)
-
-
-def unroll(rolled: Rolled) -> tuple[Statement, ...]:
-    """The statements of a rolled program, written out in full in their first order."""
-    return tuple(_write_out(rolled.items))
-
-
-def unroll_layers(rolled: Rolled) -> tuple[Item, ...]:
-    """The items with layers written out: straight-line code, still rolled over chips."""
-    return tuple(_write_out(rolled.items, only="layer"))
 
 
 # --- Merging copies
@@ -127,9 +112,7 @@ def _roll_chips(items: tuple[Item, ...], manifest: TpManifest) -> tuple[Item, ..
             length = 1
             out.append(statement)
         else:
-            run = _run(
-                items[at:], "chip", lambda s: None if bound(s) in steps else _chip_of(s)
-            )
+            run = _run(items[at:], "chip", lambda s: None if bound(s) in steps else _chip_of(s))
             length = run.length
             out.append(_chip_loop(run.blocks, manifest.chips))
         at += length
@@ -237,32 +220,15 @@ def _collective(collective: TpCollective, written: Sequence[Item]) -> Statement:
     partial = collective.partials[0]._replace(chip=CHIP)
     form = Fold if collective.kind == "fold" else Join
     rolled = Let(collective.out, form(partial, chips))
-    if tuple(_collective_steps(rolled)) != tuple(written):
+    if tuple(collective_steps(rolled)) != tuple(written):
         first = written[0]
         assert isinstance(first, Statement)
         raise ProgramError.at(
             first,
             found=f"it is not how {collective.out} is put together from its partials",
-            wanted=write(next(_collective_steps(rolled))),
+            wanted=write(next(collective_steps(rolled))),
         )
     return rolled
-
-
-def _collective_steps(statement: Let):
-    """The additions, or the joins, that a joint text spells out."""
-    form = statement.value
-    assert isinstance(form, Fold | Join)
-    partials = [place(form.partial, "chip", chip) for chip in range(form.chips)]
-    if form.chips == 1:
-        yield Let(statement.name, type(form)(partials[0], 1))
-        return
-    step, letter = (Plus, "f") if isinstance(form, Fold) else (Joined, "j")
-    total = partials[0]
-    for index, partial in enumerate(partials[1:], start=1):
-        last = index == form.chips - 1
-        name = statement.name if last else Name.of(f"{statement.name}_{letter}{index}")
-        yield Let(name, step(total, partial))
-        total = name
 
 
 # --- Sequences
@@ -377,121 +343,3 @@ def _repeats(
             break
         copies.append(block(len(copies)))
     return len(copies), body
-
-
-# --- Writing out
-
-
-def _write_out(items: tuple[Item, ...], only: Axis | None = None):
-    for item in items:
-        if isinstance(item, Loop) and only in (None, item.axis):
-            absent = dict(item.absent)
-            first = next((i for i in range(item.count) if i not in absent), 0)
-            for index in range(item.count):
-                copy = absent.get(index, item.body) if item.axis == "chip" else item.body
-                copy = _first_only(copy, item.axis, index == first)
-                yield from _write_out(place(copy, item.axis, index), only)
-        elif isinstance(item, Let) and isinstance(item.value, Fold | Join) and only is None:
-            yield from _collective_steps(item)
-        else:
-            yield item
-
-
-def _first_only(items: tuple[Item, ...], axis: Axis, first: bool) -> tuple[Item, ...]:
-    """A copy of a loop's body: declarations made once stand in the first copy alone."""
-    out: list[Item] = []
-    for item in items:
-        match item:
-            case Once() if item.axis == axis:
-                out.extend((item.item,) if first else ())
-            case Once():
-                out.extend(replace(item, item=i) for i in _first_only((item.item,), axis, first))
-            case Loop():
-                out.append(replace(item, body=_first_only(item.body, axis, first)))
-            case _:
-                out.append(item)
-    return tuple(out)
-
-
-# --- Stretching
-
-
-def stretch(
-    rolled: Rolled, rows: int, *, tokens: Sequence[int] = (), positions: Sequence[int] = ()
-) -> Rolled:
-    """The same program for another count of rows or sequences.
-
-    Rolled from a text of at least two. `tokens` and `positions` are the numbers to write where
-    the text names run-time integers; without them the first of the authored ones is repeated.
-    """
-    authored = authored_rows(rolled)
-    if authored < 2:
-        raise ValueError(f"a text of {authored} rows does not say what runs with them; 2 do")
-    to = _Stretch(authored, rows, tuple(tokens), tuple(positions))
-    return replace(rolled, items=to.items(rolled.items))
-
-
-def authored_rows(rolled: Rolled) -> int:
-    """How many rows or sequences the text is written for; 1 where it stacks none."""
-    return next((i.rows for i in _all(rolled.items) if isinstance(i, Tensor) and stacked(i.name)),
-        next((i.cols for i in _all(rolled.items) if isinstance(i, Tokens)), 1))
-
-
-def _all(items: tuple[Item, ...]):
-    for item in items:
-        yield item
-        if isinstance(item, Loop):
-            yield from _all(item.body)
-
-
-@dataclass(frozen=True)
-class _Stretch:
-    authored: int
-    rows: int
-    tokens: tuple[int, ...]
-    positions: tuple[int, ...]
-
-    def items(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
-        return tuple(self.item(item) for item in items)
-
-    def item(self, item: Item) -> Item:
-        match item:
-            case Loop("sequence", _, body):
-                return Loop("sequence", self.rows, self.items(body))
-            case Loop():
-                return replace(item, body=self.items(item.body))
-            case SetItem(token=Listed() as token):
-                return replace(item, token=self.listed(token, self.tokens))
-            case Number(value=Listed() as value):
-                return replace(item, value=self.listed(value, self.positions))
-            case Tokens():
-                return replace(item, cols=self.rows)
-            case Tensor() if stacked(item.name):
-                return replace(item, rows=self.rows)
-            case Let(value=value):
-                return replace(item, value=self.value(value))
-            case _:
-                return item
-
-    def value(self, value: Expression) -> Expression:
-        match value:
-            case RmsNorm() | L2Norm() if stacked(value.x) and value.heads is not None:
-                return replace(value, heads=self.segments(value.heads))
-            case Row(row=int()) if stacked(value.x):
-                return replace(value, row=self.rows)
-            case _:
-                return value
-
-    def segments(self, heads: Any) -> Any:
-        """Norms count the segments of the whole matrix, rows and heads together."""
-        if isinstance(heads, Each):
-            return Each(tuple(None if v is None else self.segments(v) for v in heads.values))
-        return heads // self.authored * self.rows
-
-    def listed(self, authored: Listed, given: tuple[int, ...]) -> Listed:
-        return Listed(given if given else (authored.values[0],) * self.rows)
-
-
-def stacked(name: Name) -> bool:
-    """Whether a matrix holds stacked rows: the language marks it with a leading `b`."""
-    return name.base in ("X", "Xe") or name.base.startswith("b")

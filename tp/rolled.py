@@ -86,7 +86,7 @@ Item = Statement | Loop | Once
 
 @dataclass(frozen=True, kw_only=True)
 class Rolled:
-    """A program with its copies merged; `program` holds the tables and the manifest it came with."""
+    """A program with its copies merged; `program` is what it came from, tables and all."""
 
     items: tuple[Item, ...]
     program: Program

@@ -49,7 +49,9 @@ def zeros(states: Mapping[str, Operand], mesh: Mesh) -> Arrays:
 
 def _zeros(operand: Operand, mesh: Mesh) -> jax.Array:
     sharding = NamedSharding(mesh, partition(operand))
-    return jax.jit(lambda: jnp.zeros(global_shape(operand, mesh), jnp.float32), out_shardings=sharding)()
+    return jax.jit(
+        lambda: jnp.zeros(global_shape(operand, mesh), jnp.float32), out_shardings=sharding
+    )()
 
 
 def global_shape(operand: Operand, mesh: Mesh) -> tuple[int, ...]:

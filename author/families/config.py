@@ -1,4 +1,4 @@
-"""Reads a model's config so that no key goes unnoticed: each is handled, ignored by name, or refused."""
+"""Reads a config so that no key goes unnoticed: each is handled, ignored by name, or refused."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Reads how a config says that positions are rotated, in the old layout and in that of transformers 5."""
+"""Reads how positions are rotated, in the old layout of configs and in that of transformers 5."""
 
 from typing import Any
 
