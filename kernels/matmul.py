@@ -7,6 +7,7 @@ from kernels.arrays import Matrix, einsum, full
 from kernels.q8 import Q8, dequantise
 
 Stored = Q8 | Float[Array, "_ _"]
+AnyStored = Q8 | Float[Array, "..."]  # a matrix, or one for each expert
 
 
 def matmul(x: Matrix, w: Stored, *, heads: int | None = None) -> Matrix:
@@ -46,12 +47,12 @@ def embedding(
     return jnp.where(held[:, None], as_float(taken(w, jnp.where(held, ids, 0))), 0)
 
 
-def as_float(w: Stored) -> Float[Array, "..."]:
+def as_float(w: AnyStored) -> Float[Array, "..."]:
     """The float32 values of a stored weight."""
     return dequantise(w) if isinstance(w, Q8) else w
 
 
-def taken(w: Stored, ids: Int[Array, "..."]) -> Stored:
+def taken(w: AnyStored, ids: Int[Array, "..."]) -> AnyStored:
     """The rows, or whatever the first axis counts, with these numbers."""
     if isinstance(w, Q8):
         return Q8(values=w.values[ids], scales=w.scales[ids], block=w.block)

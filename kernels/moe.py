@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from kernels.arrays import Integer, Matrix, einsum, full
-from kernels.matmul import Stored, as_float, matmul, taken
+from kernels.matmul import AnyStored, Stored, as_float, matmul, taken
 from kernels.q8 import Q8
 
 SMALLEST = jnp.finfo(jnp.float32).tiny
@@ -90,7 +90,7 @@ def _within_groups(
 class _Experts:
     """All experts; `matrices` and `biases` are those of gate, up and down."""
 
-    matrices: tuple[Any, Any, Any]
+    matrices: tuple[AnyStored, AnyStored, AnyStored]
     biases: tuple[Bias, Bias, Bias]
     weighting_inputs: bool
     limit: float | None
@@ -111,7 +111,7 @@ class _Experts:
         return out if bias is None else out + bias[expert][None]
 
 
-def _by_expert(w: Stored, experts: int) -> Any:
+def _by_expert(w: Stored, experts: int) -> AnyStored:
     def split(a: Any) -> Any:
         return a.reshape(experts, a.shape[0] // experts, a.shape[1])
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from kernels import attention, delta, matmul, moe, reference
 from kernels.arrays import Declined as Declined
 from kernels.arrays import Matrix
-from kernels.q8 import Q8, dequantise
+from kernels.q8 import Q8, AnyFloat32, dequantise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ def _refusal(path: Path, platform: str, example: Any) -> str | None:
     return None
 
 
-def pack(q: Q8, platform: str) -> Q8 | Float[Any, "..."]:
+def pack(q: Q8, platform: str) -> Q8 | AnyFloat32:
     """What a stored weight becomes on a device: float32 on a CPU, itself elsewhere.
 
     XLA's CPU compiler turns a product of one row with int8 weights into a loop that reads them

@@ -166,7 +166,7 @@ class Conversation:
         sampling: Sampling | None = None,
         stops: frozenset[int] = frozenset(),
     ) -> Iterator[int]:
-        """The token ids that follow, one at a time; a stop token ends them and is not among them."""
+        """The token ids that follow, one at a time; a stop token ends them unseen."""
         sampling = sampling or Sampling()
         decoder = self.engine.decoder
         logits = self._read(ids)
@@ -176,8 +176,8 @@ class Conversation:
         if limit < 1:
             return
         started = time.perf_counter()
-        token = decoder.first_token(logits, len(ids), sampling)
-        for token in self._rest(token, limit, sampling, stops):
+        first = decoder.first_token(logits, len(ids), sampling)
+        for token in self._rest(first, limit, sampling, stops):
             self.counts.tokens += 1
             self.counts.seconds = time.perf_counter() - started
             if token in stops:

@@ -1,4 +1,4 @@
-"""Runs written-out texts a statement at a time: slow, obviously right, the oracle of the executor."""
+"""Runs written-out texts a statement at a time: slow, plain, the oracle of the executor."""
 
 import dataclasses
 import re

@@ -184,8 +184,7 @@ class _Filling:
     def plain(self, operand: Operand, views: Sequence[View], chip: int) -> np.ndarray:
         """A float vector, whole on every chip."""
         (view,) = views
-        held = self.checkpoint.read(view.tensor).reshape(operand.whole)
-        return held
+        return self.checkpoint.read(view.tensor).reshape(operand.whole)
 
     def quantised(self, operand: Operand, views: Sequence[View], chip: int) -> Any:
         outer, inner = _stored_ranges(operand, chip)
@@ -210,7 +209,7 @@ class _Filling:
     ) -> Q8:
         """Every output range of one range of inputs, padded and put one below the other."""
         parts = [
-            self.rows(views, first, count, [(start, length)]).padded(outer=width)
+            self.rows(views, first, count, ((start, length),)).padded(outer=width)
             for first, count, width in outer
         ]
         return concatenate(parts, "outer")

@@ -1,4 +1,4 @@
-"""What a rolled program wants from outside: each matrix, how it lies over the chips, how it is stored."""
+"""What a program wants from outside: each matrix, how it lies over chips, how it is stored."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -82,7 +82,7 @@ def operands(rolled: Rolled) -> dict[Name, Operand]:
     for tensor, sequences in tensors(items):
         first = _first_copy(tensor.name)
         copies = [place(first, "chip", chip) for chip in range(manifest.chips)]
-        here = next((role[c] for c in copies if c in role), "buffer")
+        here: Role = next((role[c] for c in copies if c in role), "buffer")
         if here == "buffer":
             continue
         layout, whole = _layout(tensor, copies, manifest)

@@ -3,7 +3,8 @@
 import codecs
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import tokenizers
 

@@ -11,7 +11,7 @@ from tp.rolled import Axis, Item, Loop, Once, Rolled, place
 
 def unroll(rolled: Rolled) -> tuple[Statement, ...]:
     """The statements of a rolled program, written out in full in their first order."""
-    return tuple(_write_out(rolled.items))
+    return tuple(i for i in _write_out(rolled.items) if isinstance(i, Statement))
 
 
 def unroll_layers(rolled: Rolled) -> tuple[Item, ...]:
