@@ -136,6 +136,15 @@ def author(spec: ModelSpec, kind: str, args: Mapping[str, Any]) -> Program:
     return found.write(spec, **fields)
 
 
+def check_request(kind: str, args: Mapping[str, Any]) -> None:
+    """Refuse a kind that there is not, or arguments that it does not take."""
+    found = {**KINDS, **CHECKS}.get(kind)
+    if found is None:
+        known = f"there are {listed(KINDS)}, and the checks {listed(CHECKS)}"
+        raise SpecError(f"no kind {kind!r} of program; {known}")
+    _checked(kind, args, found)
+
+
 def run_case(spec: ModelSpec, kind: str, args: Mapping[str, Any]) -> dict[str, Any]:
     """A case in the golden form: what was asked, and the program, `ok`, or the refusal."""
     try:

@@ -23,7 +23,9 @@ def causal_conv(
     """All rows at once, each tap a multiple of the inputs moved by one row."""
     rows = x.shape[0]
     inputs = jnp.concatenate([state, x])
-    out = sum(weight[t][None] * inputs[t + 1 : t + 1 + rows] for t in range(taps))
+    out = jnp.zeros_like(x)
+    for t in range(taps):
+        out += weight[t][None] * inputs[t + 1 : t + 1 + rows]
     if count is None:
         return out, inputs[rows:]
     return out, jax.lax.dynamic_slice_in_dim(inputs, count, taps)

@@ -1,9 +1,11 @@
 """Products with weights as they are stored: outputs first, the axis that is summed last."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from kernels.arrays import Matrix, einsum, full
+from kernels.arrays import Integer, Matrix, einsum, full
 from kernels.q8 import Q8, dequantise
 
 Stored = Q8 | Float[Array, "_ _"]
@@ -20,8 +22,8 @@ def matmul(x: Matrix, w: Stored, *, heads: int | None = None) -> Matrix:
     if heads is not None:
         return _by_heads(x, w, heads)
     if isinstance(w, Q8) and x.shape[0] == 1:
-        # A product would have the weight laid out in float32 first; this is one loop over
-        # its bytes wherever XLA fuses them, which its CPU compiler does badly (see `pack`).
+        # A product may lay the weight out in float32 first; this is one loop over its bytes.
+        # Meant for accelerators and not yet measured there; for CPU devices see `pack`.
         return jnp.sum(x * dequantise(w), axis=1)[None]
     return einsum("rn,on->ro", x, as_float(w))
 
@@ -47,12 +49,12 @@ def embedding(
     return jnp.where(held[:, None], as_float(taken(w, jnp.where(held, ids, 0))), 0)
 
 
-def as_float(w: AnyStored) -> Float[Array, "..."]:
+def as_float(w: AnyStored) -> Any:
     """The float32 values of a stored weight."""
     return dequantise(w) if isinstance(w, Q8) else w
 
 
-def taken(w: AnyStored, ids: Int[Array, "..."]) -> AnyStored:
+def taken(w: AnyStored, ids: Integer | Int[Array, "..."]) -> AnyStored:
     """The rows, or whatever the first axis counts, with these numbers."""
     if isinstance(w, Q8):
         return Q8(values=w.values[ids], scales=w.scales[ids], block=w.block)

@@ -66,7 +66,7 @@ def moe(
         weights = weights / jnp.maximum(jnp.sum(weights, axis=1, keepdims=True), SMALLEST)
     weights = weights if scale is None else scale * weights
     mixture = _Experts(
-        matrices=tuple(_by_expert(w, experts) for w in (gate, up, down)),
+        matrices=(_by_expert(gate, experts), _by_expert(up, experts), _by_expert(down, experts)),
         biases=(gate_bias, up_bias, down_bias),
         weighting_inputs=weighting_inputs,
         limit=limit,
@@ -115,15 +115,13 @@ def _by_expert(w: Stored, experts: int) -> AnyStored:
     def split(a: Any) -> Any:
         return a.reshape(experts, a.shape[0] // experts, a.shape[1])
 
-    return (
-        replace(w, values=split(w.values), scales=split(w.scales))
-        if isinstance(w, Q8)
-        else split(w)
-    )
+    if isinstance(w, Q8):
+        return replace(w, values=split(w.values), scales=split(w.scales))
+    return split(w)
 
 
 def _activated(g: Matrix, u: Matrix, limit: float | None, slope: float | None) -> Matrix:
-    if limit is None:
+    if limit is None or slope is None:
         return jax.nn.silu(g) * u
     g = jnp.minimum(g, limit)
     u = jnp.clip(u, -limit, limit)

@@ -222,8 +222,8 @@ def attention(
     v = jnp.where(seen[:, None], v, 0).reshape(positions, groups, -1)
     # Head i reads group i // (heads / groups).
     q = q.reshape(groups, heads // groups, -1)
-    scale = q.shape[2] ** -0.5 if scale is None else scale
-    scores = scale * einsum("ghd,tgd->ght", q, k)
+    factor = q.shape[2] ** -0.5 if scale is None else scale
+    scores = factor * einsum("ghd,tgd->ght", q, k)
     scores = scores if cap is None else cap * jnp.tanh(scores / cap)
     scores = jnp.where(seen[None, None], scores, -jnp.inf)
     if sinks is not None:

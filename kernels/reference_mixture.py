@@ -68,7 +68,7 @@ def moe(
         out = einsum("ra,ba->rb", _activated(g, u, limit, slope), w_down) + b_down
         return out if weighting_inputs else weight * out
 
-    return sum(one(expert, weight) for expert, weight in zip(ids, weights, strict=True))
+    return jnp.sum(jax.vmap(one)(ids, weights), axis=0)
 
 
 def _within_groups(
@@ -83,7 +83,7 @@ def _within_groups(
 
 
 def _activated(g: Row, u: Row, limit: float | None, slope: float | None) -> Row:
-    if limit is None:
+    if limit is None or slope is None:
         return jax.nn.silu(g) * u
     g = jnp.minimum(g, limit)
     u = jnp.clip(u, -limit, limit)

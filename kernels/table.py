@@ -105,10 +105,10 @@ def _moe(
     **words: Any,
 ) -> Matrix:
     experts = [matmul.as_float(w) for w in (gate, up, down)]
-    router = matmul.as_float(router).T
+    by_expert = matmul.as_float(router).T
 
     def one(row: Float[Array, " cols"]) -> Float[Array, " _"]:
-        return reference.moe(row[None], router, *experts, *biases, **words)[0]
+        return reference.moe(row[None], by_expert, *experts, *biases, **words)[0]
 
     return jax.vmap(one)(x)
 

@@ -57,6 +57,7 @@ class Checkpoint:
     generation_config: dict[str, Any] | None = None
     bytes_read: int = 0
     _counting: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _here: threading.local = field(default_factory=threading.local, repr=False)
 
     def read(
         self, name: str, *, outer: Rows | None = None, inner: Ranges | None = None
@@ -129,7 +130,13 @@ class Checkpoint:
             self._count(used)
             at += length
 
+    @property
+    def bytes_read_here(self) -> int:
+        """What the reads of the calling thread have touched."""
+        return getattr(self._here, "bytes_read", 0)
+
     def _count(self, touched: int) -> None:
+        self._here.bytes_read = self.bytes_read_here + touched
         with self._counting:
             self.bytes_read += touched
 

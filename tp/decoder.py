@@ -1,6 +1,7 @@
 """A model stepping on its chips, ids to logits: prompts in chunks, tokens many a call, batches."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,7 +21,7 @@ from tp.lower import Arrays, Lowered, lower
 from tp.operands import Operand
 from tp.roll import roll
 from tp.sample import Sampling
-from tp.step import compiled, whole_step, zeros
+from tp.step import compiled, shapes, whole_step, zeros
 from tp.stretch import stretch
 
 # A prompt is read in chunks of these sizes: few, so that few programs are compiled.
@@ -75,6 +76,31 @@ class Decoder:
         if key not in self._steps:
             self._steps[key] = make()
         return self._steps[key]
+
+    def prepare(self, tokens: int, *, greedy: bool) -> None:
+        """Compile what reading so many tokens, and generating after them, will need.
+
+        Side by side, since compiling one program keeps one core busy. What is compiled already
+        is left as it is; nothing that follows compiles again.
+        """
+        sizes = {rows for _, rows in _chunks(range(tokens), self.chunks)}
+        wanted: dict[tuple[Any, ...], Any] = {
+            ("prefill", rows): lambda rows=rows: self._prefill(rows) for rows in sizes
+        }
+        wanted["generate", greedy] = lambda: self._generator(greedy=greedy)
+        missing = {key: make for key, make in wanted.items() if key not in self._steps}
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            self._steps.update(zip(missing, pool.map(self._compiled, missing.items()), strict=True))
+
+    def _compiled(self, item: tuple[tuple[Any, ...], Any]) -> Any:
+        (kind, size), make = item
+        inputs = _chunk_inputs([0], size, 1) if kind == "prefill" else _generator_inputs()
+        return make().lower(self.weights, self._shapes, inputs).compile()
+
+    @cached_property
+    def _shapes(self) -> Arrays:
+        """Caches and states of one sequence by shape and place alone."""
+        return shapes(self.decode.states, self.devices.mesh)
 
     # --- States
 
@@ -216,8 +242,7 @@ class Decoder:
         run = self._step(
             ("generate", sampling.greedy), lambda: self._generator(greedy=sampling.greedy)
         )
-        inputs = {"tok": jnp.int32(token), "pos": jnp.int32(position), **sampling.numbers()}
-        inputs["stops"] = _padded_stops(stops)
+        inputs = _generator_inputs(token, position, sampling, stops)
         while limit > 0:
             inputs["limit"] = jnp.int32(min(limit, STRIDE))
             out, states = run(self.weights, states, inputs)
@@ -271,6 +296,17 @@ def _chunk_inputs(part: Sequence[int], rows: int, position: int) -> Arrays:
     tokens = np.zeros((1, rows), np.int32)
     tokens[0, : len(part)] = part
     return {"toks": tokens, "pos": jnp.int32(position), "count": jnp.int32(len(part))}
+
+
+def _generator_inputs(
+    token: int = 0,
+    position: int = 1,
+    sampling: Sampling | None = None,
+    stops: frozenset[int] = frozenset(),
+) -> Arrays:
+    numbers = (sampling or Sampling()).numbers()
+    place = {"tok": jnp.int32(token), "pos": jnp.int32(position), "limit": jnp.int32(STRIDE)}
+    return {**place, **numbers, "stops": _padded_stops(stops)}
 
 
 def _padded_stops(stops: frozenset[int]) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
+from author.families.model import Model
 from tp import launch
 from tp.decoder import ContextError, Decoder
 from tp.loader import Progress, Receipt
@@ -49,15 +50,11 @@ def load_source(
     progress: Progress = lambda what, done, of: None,
 ) -> "Engine":
     """A model whose files are open already, on its chips."""
-    made_for = source.model.context
-    if context is not None and not 1 <= context <= made_for:
-        raise ContextError(
-            f"a context of {context} was asked for; this model was made for 1 to {made_for}"
-        )
+    context = check_context(source.model, context)
     decoder = Decoder(
         model=source.model,
         devices=launch.devices(chips),
-        context=min(made_for, CONTEXT) if context is None else context,
+        context=context,
         kernels=kernels,
     )
     weights, receipt = load_weights(
@@ -67,10 +64,22 @@ def load_source(
     return Engine(decoder=decoder, source=source, receipt=receipt)
 
 
+def check_context(model: Model, context: int | None) -> int:
+    """The rows of the caches: what was asked for, or by default what the model was made for."""
+    if context is None:
+        return min(model.context, CONTEXT)
+    if not 1 <= context <= model.context:
+        raise ContextError(
+            f"a context of {context} was asked for; this model was made for 1 to {model.context}"
+        )
+    return context
+
+
 @dataclass(kw_only=True)
 class Counts:
     """How much a generation read and made, and how long each took."""
 
+    compile_seconds: float = 0.0
     prompt_tokens: int = 0
     prompt_seconds: float = 0.0
     tokens: int = 0
@@ -100,6 +109,14 @@ class Engine:
     def logits(self, ids: Sequence[int]) -> Float32[np.ndarray, "rows vocabulary"]:
         """The logits at every position of a sequence of token ids."""
         return self.decoder.score(ids)
+
+    def logits_by_steps(self, ids: Sequence[int]) -> Float32[np.ndarray, "rows vocabulary"]:
+        """The same logits, read one token at a time."""
+        states, found = self.decoder.fresh(), []
+        for position, token in enumerate(ids, start=1):
+            logits, states = self.decoder.step(states, token, position)
+            found.append(np.asarray(logits)[0])
+        return np.stack(found)
 
     def generate(self, prompt: str, **options: Any) -> str:
         """The text that follows a prompt; options as for `stream`."""
@@ -169,7 +186,7 @@ class Conversation:
         """The token ids that follow, one at a time; a stop token ends them unseen."""
         sampling = sampling or Sampling()
         decoder = self.engine.decoder
-        logits = self._read(ids)
+        logits = self._read(ids, sampling)
         room = decoder.context - len(ids)
         limit = room if max_tokens is None else min(room, max_tokens)
         self.counts.reason = "length"
@@ -185,7 +202,7 @@ class Conversation:
                 return
             yield token
 
-    def _read(self, ids: Sequence[int]) -> Any:
+    def _read(self, ids: Sequence[int], sampling: Sampling) -> Any:
         """Bring the caches to hold `ids`, and the logits after the last of them."""
         decoder = self.engine.decoder
         decoder.check_fits(ids, 1)
@@ -194,6 +211,9 @@ class Conversation:
             self.states, kept = decoder.fresh(), 0
         states, self.states = self.states, None
         self.counts = Counts(prompt_tokens=len(ids) - kept)
+        started = time.perf_counter()
+        decoder.prepare(len(ids) - kept, greedy=sampling.greedy)
+        self.counts.compile_seconds = time.perf_counter() - started
         started = time.perf_counter()
         logits, self.states = decoder.prefill(states, ids[kept:], kept + 1)
         np.asarray(logits)

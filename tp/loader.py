@@ -3,9 +3,10 @@
 import math
 import resource
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 import jax
@@ -15,8 +16,8 @@ from jax.sharding import NamedSharding
 from author.families.model import Model, View
 from author.manifest import Ranges
 from author.names import Name
-from kernels import table
 from kernels.q8 import BLOCK, Q8, concatenate
+from kernels.table import pack
 from tp.checkpoint import Checkpoint, CheckpointError
 from tp.launch import Devices
 from tp.lower import partition
@@ -28,7 +29,7 @@ Progress = Callable[[str, int, int], None]  # what, done, of
 
 @dataclass(kw_only=True)
 class Held:
-    """What one device was given."""
+    """What one device was given; what all hold alike is read once, and not counted here."""
 
     bytes_read: int = 0
     bytes_held: int = 0
@@ -144,42 +145,54 @@ class _Filling:
         self.checkpoint = checkpoint
         self.devices = devices
         self.receipt = receipt
+        self.writing = Lock()
 
     def fill(self, item: tuple[str, Operand]) -> tuple[str, Any]:
         key, operand = item
         if operand.role == "table":
-            return key, self.spread(operand, lambda chip: self.table(operand))
+            return key, self.spread(
+                operand, lambda chip: read_table(self.model, self.checkpoint, operand)
+            )
         views = self.model.views[operand.name]
         make = self.quantised if operand.quantised else self.plain
         return key, self.spread(operand, lambda chip: make(operand, views, chip))
 
     def spread(self, operand: Operand, local: Callable[[int], Any]) -> Any:
-        """One global array of what each chip holds; what all hold is made once."""
+        """One global array of what each chip holds; what all hold is read once."""
         sharding = NamedSharding(self.devices.mesh, partition(operand))
-        chips = self.devices.mesh.devices.flat
         if operand.layout is None:
-            made = local(0)
-            return jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), made)
-        parts = [
-            jax.tree.map(lambda leaf, d=device: jax.device_put(leaf, d), local(chip))
-            for chip, device in enumerate(chips)
-        ]
+            before = self.checkpoint.bytes_read_here
+            whole = local(0)
+            self.note(range(self.devices.chips), whole, 0, shared=before)
+            return jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), whole)
+        parts = []
+        for chip, device in enumerate(self.devices.mesh.devices.flat):
+            before = self.checkpoint.bytes_read_here
+            part = local(chip)
+            padding = 1 - operand.layout.held(chip) / max(operand.layout.length, 1)
+            self.note([chip], part, padding, read=self.checkpoint.bytes_read_here - before)
+            parts.append(jax.device_put(part, device))
         return jax.tree.map(lambda *leaves: _assembled(leaves, sharding), *parts)
 
-    def table(self, operand: Operand) -> np.ndarray:
-        rotations = self.model.rotations
-        named = {r.divisors for r in rotations if r.divisors is not None}
-        divisors = {n: self.checkpoint.read(n).astype(np.float64) for n in named}
-        at = operand.name.base.rstrip("0123456789")
-        number = int(operand.name.base[len(at) :])
-        rotation = rotations[number] if at in ("cosc", "sinc", "cos", "sin") else None
-        return host_table(
-            operand.name,
-            operand.whole,
-            spec=self.model.spec,
-            rotations=rotations,
-            divisors=None if rotation is None else divisors.get(rotation.divisors or ""),
-        )
+    def note(
+        self,
+        chips: Iterable[int],
+        part: Any,
+        padding: float,
+        *,
+        read: int = 0,
+        shared: int | None = None,
+    ) -> None:
+        """Enter into the receipt what chips were given; `padding` is a share of it."""
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(part))
+        with self.writing:
+            if shared is not None:
+                self.receipt.shared_bytes_read += self.checkpoint.bytes_read_here - shared
+            for chip in chips:
+                held = self.receipt.chips[chip]
+                held.bytes_read += read
+                held.bytes_held += size
+                held.bytes_padding += round(size * padding)
 
     def plain(self, operand: Operand, views: Sequence[View], chip: int) -> np.ndarray:
         """A float vector, whole on every chip."""
@@ -197,7 +210,7 @@ class _Filling:
             ],
             "inner",
         )
-        return table.pack(joined.refine(min(block, joined.block)), self.devices.platform)
+        return pack(joined.refine(min(block, joined.block)), self.devices.platform)
 
     def columns(
         self,
@@ -209,31 +222,56 @@ class _Filling:
     ) -> Q8:
         """Every output range of one range of inputs, padded and put one below the other."""
         parts = [
-            self.rows(views, first, count, ((start, length),)).padded(outer=width)
+            read_rows(self.checkpoint, views, first, count, ((start, length),)).padded(outer=width)
             for first, count, width in outer
         ]
         return concatenate(parts, "outer")
 
-    def rows(self, views: Sequence[View], first: int, count: int, inner: Ranges) -> Q8:
-        """A range of outputs of a matrix, through its views."""
-        parts: list[Q8] = []
-        at = 0
-        for view in views:
-            start, rows = view.rows or (0, self.checkpoint.tensors[view.tensor].rows)
-            low, high = max(first, at), min(first + count, at + rows)
-            if low < high or not parts:
-                local = (low - at, max(high - low, 0))
-                parts.append(self.view(view, start, local, inner))
-            at += rows
-        return concatenate(parts, "outer")
 
-    def view(self, view: View, start: int, local: tuple[int, int], inner: Ranges) -> Q8:
-        first, count = local
-        if view.paired is None:
-            outer: Any = [(start + first, count)]
-        else:
-            outer = start + half_split(np.arange(first, first + count), view.paired)
-        return self.checkpoint.read_q8(view.tensor, outer=outer, inner=inner)
+# --- Matrices and tables as the checkpoint has them
+
+
+def read_table(model: Model, checkpoint: Checkpoint, operand: Operand) -> np.ndarray:
+    """A host table of the model, float32."""
+    bare = operand.name.base.rstrip("0123456789")
+    rotary = bare.removesuffix("c") in ("cos", "sin")
+    number = int(operand.name.base[len(bare) :])
+    tensor = model.rotations[number].divisors if rotary else None
+    divisors = None if tensor is None else checkpoint.read(tensor).astype(np.float64)
+    return host_table(
+        operand.name,
+        operand.whole,
+        spec=model.spec,
+        rotations=model.rotations,
+        divisors=divisors,
+    )
+
+
+def read_rows(
+    checkpoint: Checkpoint, views: Sequence[View], first: int, count: int, inner: Ranges | None
+) -> Q8:
+    """A range of outputs of a quantised matrix, through its views."""
+    parts: list[Q8] = []
+    at = 0
+    for view in views:
+        start, rows = view.rows or (0, checkpoint.tensors[view.tensor].rows)
+        low, high = max(first, at), min(first + count, at + rows)
+        if low < high or not parts:
+            local = (low - at, max(high - low, 0))
+            parts.append(_read_view(checkpoint, view, start, local, inner))
+        at += rows
+    return concatenate(parts, "outer")
+
+
+def _read_view(
+    checkpoint: Checkpoint, view: View, start: int, local: tuple[int, int], inner: Ranges | None
+) -> Q8:
+    first, count = local
+    if view.paired is None:
+        outer: Any = [(start + first, count)]
+    else:
+        outer = start + half_split(np.arange(first, first + count), view.paired)
+    return checkpoint.read_q8(view.tensor, outer=outer, inner=inner)
 
 
 def half_split(rows: np.ndarray, width: int) -> np.ndarray:

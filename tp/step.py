@@ -42,16 +42,26 @@ def whole_step(lowered: Lowered, mesh: Mesh, outputs: tuple[str, ...]):
     return compiled(lowered, mesh, body)
 
 
+def shapes(states: Mapping[str, Operand], mesh: Mesh) -> Arrays:
+    """What caches and states look like, with none there."""
+    return {
+        key: jax.ShapeDtypeStruct(
+            global_shape(operand, mesh),
+            jnp.float32,
+            sharding=NamedSharding(mesh, partition(operand)),
+        )
+        for key, operand in states.items()
+    }
+
+
 def zeros(states: Mapping[str, Operand], mesh: Mesh) -> Arrays:
     """Fresh caches and states, each chip's slice on its own device."""
-    return {key: _zeros(operand, mesh) for key, operand in states.items()}
+    like = shapes(states, mesh)
 
+    def make() -> Arrays:
+        return {key: jnp.zeros(s.shape, s.dtype) for key, s in like.items()}
 
-def _zeros(operand: Operand, mesh: Mesh) -> jax.Array:
-    sharding = NamedSharding(mesh, partition(operand))
-    return jax.jit(
-        lambda: jnp.zeros(global_shape(operand, mesh), jnp.float32), out_shardings=sharding
-    )()
+    return jax.jit(make, out_shardings={key: s.sharding for key, s in like.items()})()
 
 
 def global_shape(operand: Operand, mesh: Mesh) -> tuple[int, ...]:

@@ -1,0 +1,68 @@
+"""Logits by the texts themselves: each position's per-chip programs, a statement at a time."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from author.chips import chip_programs
+from author.kinds import author
+from author.names import Name
+from author.program import Program, roles
+from kernels.q8 import BLOCK, dequantise
+from tp.interpret import interpret_chips
+from tp.loader import read_rows, read_table
+from tp.operands import operands
+from tp.roll import roll
+from tp.source import Source
+
+
+def literal_logits(
+    source: Source, ids: Sequence[int], *, chips: int, context: int
+) -> Float32[np.ndarray, "rows vocabulary"]:
+    """The logits at every position of `ids`, one decode step's texts after another.
+
+    The texts of all chips are run side by side by the interpreter, in float32 with the
+    reference kernels: no rolling, no lowering, no mesh.
+    """
+    split = {"tp": chips, "align": BLOCK, "vocabulary": True}
+    values: dict[Name, Any] = {}
+    found: list[np.ndarray] = []
+    for position, token in enumerate(ids, start=1):
+        step = {"dir": "weights", "ctx": context, "tok": token, "pos": position}
+        program = author(source.model.spec, "tp_decode_step", {**step, **split})
+        if position == 1:
+            values |= _whole_matrices(source, program)
+        chip_envs = interpret_chips(chip_programs(program), values)
+        for env in chip_envs:
+            values |= {name: env[name] for name in _kept(program) if name in env}
+        found.append(np.asarray(chip_envs[0][Name("logits")])[0])
+    return np.stack(found)
+
+
+def _kept(program: Program) -> set[Name]:
+    """The caches and states of every chip, which the next step is to find as they were left."""
+    return {name for name, role in roles(program).items() if role in ("cache", "state")}
+
+
+def _whole_matrices(source: Source, program: Program) -> dict[Name, Any]:
+    """Weights and tables whole, as the language has them: inputs by outputs."""
+    model, checkpoint = source.model, source.checkpoint
+    wanted = operands(roll(program))
+    whole: dict[Name, Any] = {
+        name: read_table(model, checkpoint, operand)
+        for name, operand in wanted.items()
+        if operand.role == "table"
+    }
+    for name, views in model.views.items():
+        operand = wanted[name]
+        if operand.quantised:
+            outputs = operand.whole[1 if operand.stored == "turned" else 0]
+            stored = dequantise(read_rows(checkpoint, views, 0, outputs, None))
+            whole[name] = stored.T if operand.stored == "turned" else stored
+        else:
+            whole[name] = checkpoint.read(views[0].tensor).reshape(operand.whole)
+    if model.tied:
+        whole[Name("Wout")] = whole[Name("Emb")].T
+    return whole
