@@ -64,7 +64,7 @@ def _mistakes() -> tuple[type[Exception], ...]:
 def _message(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    return str(error)
+    return str(error) if "^" in str(error) else "; ".join(str(error).split("\n"))
 
 
 # --- The command line
@@ -201,25 +201,45 @@ def _ids(text: str) -> list[int]:
 
 def _run(args: argparse.Namespace) -> None:
     from tp import show
+    from tp.engine import check_fits
+    from tp.source import open_source
 
     sampling = _sampling(args)
-    prompt = None if args.ids is not None else _prompt(args)
-    engine = _loaded(args)
+    source = open_source(args.model)
+    ids = _prompt_ids(args, source)
+    check_fits(source.model, ids, args.ctx)
+    if args.receipt is not None:
+        _check_writable(Path(args.receipt))
+    engine = _loaded(source, args)
     say(show.title(engine))
     conversation = engine.chat()
-    options = {"max_tokens": args.max_tokens, "sampling": sampling, "ignore_eos": args.ignore_eos}
-    if args.ids is not None:
-        pieces = conversation.reply(args.ids, **options)
-    elif args.chat:
-        pieces = conversation.say(prompt or "", **options)
+    options = {"max_tokens": args.max_tokens, "sampling": sampling}
+    if source.tokenizer is None:
+        _print_pieces(f"{token} " for token in conversation.tokens(ids, **options))
     else:
-        ids = engine.tokenizer.encode(prompt or "", special=True)
-        pieces = conversation.reply(ids, **options)
-    if args.receipt is not None:
-        Path(args.receipt).write_text(json.dumps(show.receipt_json(engine), indent=2) + "\n")
-    _print_pieces(pieces)
+        _print_pieces(conversation.reply(ids, ignore_eos=args.ignore_eos, **options))
     say(show.holdings(engine))
     say(show.speed(conversation.counts))
+    if args.receipt is not None:
+        receipt = show.receipt_json(engine)
+        Path(args.receipt).write_text(json.dumps(receipt, indent=2) + "\n")
+
+
+def _prompt_ids(args: argparse.Namespace, source: Any) -> list[int]:
+    """The tokens of the prompt, which a model without a tokenizer takes as --ids alone."""
+    if args.ids is not None:
+        return args.ids
+    prompt = _prompt(args)
+    tokenizer = source.spelling()
+    if args.chat:
+        return tokenizer.encode_chat([{"role": "user", "content": prompt}])
+    return tokenizer.encode(prompt, special=True)
+
+
+def _check_writable(path: Path) -> None:
+    """Say no before the work is done, not after."""
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"{path}: cannot be written")
 
 
 def _prompt(args: argparse.Namespace) -> str:
@@ -233,9 +253,12 @@ def _prompt(args: argparse.Namespace) -> str:
 def _chat(args: argparse.Namespace) -> None:
     from tp import show
     from tp.decoder import ContextError
+    from tp.source import open_source
 
     sampling = _sampling(args)
-    engine = _loaded(args)
+    source = open_source(args.model)
+    source.spelling()
+    engine = _loaded(source, args)
     say(show.title(engine))
     conversation = engine.chat()
     options = {"max_tokens": args.max_tokens, "sampling": sampling, "ignore_eos": args.ignore_eos}
@@ -280,13 +303,13 @@ def _sampling(args: argparse.Namespace) -> Any:
         raise UsageError(str(error)) from None
 
 
-def _loaded(args: argparse.Namespace) -> Any:
-    from tp.engine import load
+def _loaded(source: Any, args: argparse.Namespace) -> Any:
+    from tp.engine import load_source
 
     _keep_compiled()
     progress = _Progress()
     try:
-        return load(args.model, chips=args.chips, context=args.ctx, progress=progress)
+        return load_source(source, chips=args.chips, context=args.ctx, progress=progress)
     finally:
         progress.clear()
 
@@ -319,27 +342,25 @@ class _Progress:
 def _logits(args: argparse.Namespace) -> None:
     import numpy as np
 
+    from tp.engine import check_fits
+    from tp.source import open_source
+
     out = Path(args.out)
     if not out.parent.is_dir():
         raise UsageError(f"{out.parent}: no such directory for --out")
+    _check_writable(out)
+    source = open_source(args.model)
+    context = check_fits(source.model, args.ids, args.ctx)
     if args.by == "text":
-        logits = _logits_by_text(args)
+        from tp.literal import literal_logits
+
+        logits = literal_logits(source, args.ids, chips=args.chips or 1, context=context)
     else:
-        engine = _loaded(args)
+        engine = _loaded(source, args)
         by = engine.logits if args.by == "prefill" else engine.logits_by_steps
         logits = by(args.ids)
     np.savez(out, logits=logits)
     say(f"wrote {logits.shape[0]} x {logits.shape[1]} logits to {out}")
-
-
-def _logits_by_text(args: argparse.Namespace) -> Any:
-    from tp.engine import check_context
-    from tp.literal import literal_logits
-    from tp.source import open_source
-
-    source = open_source(args.model)
-    context = check_context(source.model, args.ctx)
-    return literal_logits(source, args.ids, chips=args.chips or 1, context=context)
 
 
 # --- Texts

@@ -34,6 +34,22 @@ class ContextError(ValueError):
     """More tokens than a context holds: how many, and what it holds."""
 
 
+def check_ids(ids: Sequence[int], *, vocabulary: int, context: int, position: int = 1) -> None:
+    """Raise ContextError for no ids, ids beyond a vocabulary, or more than a context has rows."""
+    if len(ids) == 0:
+        raise ContextError("an empty prompt: wanted at least one token")
+    strange = [i for i in ids if not 0 <= i < vocabulary]
+    if strange:
+        named = ", ".join(map(str, strange[:5])) + (", ..." if len(strange) > 5 else "")
+        raise ContextError(f"token ids {named} are not among the {vocabulary} of the model")
+    last = position + len(ids) - 1
+    if last > context:
+        raise ContextError(
+            f"{last} tokens do not fit a context of {context}: a shorter prompt or a larger "
+            "context (--ctx) would do"
+        )
+
+
 @dataclass(kw_only=True)
 class Decoder:
     """Steps of one model on its chips, compiled as they are asked for.
@@ -164,20 +180,10 @@ class Decoder:
         lowered = self._lowered("tp_prefill_logits", args, rows)
         return whole_step(lowered, self.devices.mesh, ("blogits",))
 
-    def check_fits(self, ids: Sequence[int], position: int) -> None:
+    def check_fits(self, ids: Sequence[int], position: int = 1) -> None:
         """Raise ContextError for ids that the model lacks or that its context has no room for."""
-        if len(ids) == 0:
-            raise ContextError("an empty prompt: wanted at least one token")
         vocabulary = self.model.spec.vocab
-        strange = [i for i in ids if not 0 <= i < vocabulary]
-        if strange:
-            raise ContextError(f"token ids {strange} are not among the {vocabulary} of the model")
-        last = position + len(ids) - 1
-        if last > self.context:
-            raise ContextError(
-                f"{last} tokens do not fit a context of {self.context}: a shorter prompt or a "
-                "larger --ctx would do"
-            )
+        check_ids(ids, vocabulary=vocabulary, context=self.context, position=position)
 
     # --- One token after another
 

