@@ -8,7 +8,7 @@ from author.names import Name
 from author.rows import by_state
 from author.share import Cut, Share, by_head, delta_heads
 from author.spec import GatedDelta
-from author.writer import Matrix, Scope, by_cols, by_rows, uncut
+from author.writer import Matrix, Scope, by_cols, by_rows, said_epsilon, uncut
 
 STATES = ("Csq", "Csk", "Csv", "St")
 STACKED = ("qr", "kr", "vr", "zz", "br", "ar")  # what is projected for all rows at once
@@ -50,6 +50,10 @@ class DeltaBlock:
     def result_bias(self) -> str | None:
         """What is added to the result once: nothing."""
         return None
+
+    @property
+    def meeting(self) -> None:
+        """What the chips add up halfway: nothing."""
 
     def idle(self, share: Share) -> bool:
         """Whether a share has no value heads."""
@@ -111,7 +115,8 @@ class DeltaBlock:
     def _step(self, scope: Scope, x: Name) -> None:
         """Write the rule for rows that stand in one state."""
         part, lone = held(self.g, scope.share), scope.rows.stacked is None
-        q, k, v = self._streams(scope, part)
+        heads = part.key_heads.held
+        q, k, v = streams(scope, taps=self.g.conv_taps, heads=heads, epsilon=self._unit(scope))
         if lone:
             _project(scope, "br", x)
         beta = scope.let("bt", say.Sigmoid(scope.value("br")))
@@ -129,30 +134,37 @@ class DeltaBlock:
             state=scope.state("St"),
             norm=scope.everywhere.weight("Gn"),
             heads=part.value_heads.held,
-            groups=part.key_heads.held,
+            groups=heads,
             sigmoid_gate=self.g.gate == "sigmoid",
             epsilon=scope.writer.epsilon,
         )
         scope.let("od", value)
 
-    def _streams(self, scope: Scope, part: Held) -> tuple[Name, Name, Name]:
-        """Convolve queries, keys and values; norm the first two."""
-        for stream in "qkv":
-            self._convolved(scope, stream)
-        q, k, v = (scope.let(f"{s}s", say.Silu(scope.value(f"{s}c"))) for s in "qkv")
-        heads = part.key_heads.held * scope.height
-        q = scope.let("qn", say.L2Norm(q, heads, scope.writer.epsilon))
-        k = scope.let("kn", say.L2Norm(k, heads, scope.writer.epsilon))
-        return q, k, v
+    def _unit(self, scope: Scope) -> float | None:
+        own = self.g.unit_eps
+        return scope.writer.epsilon if own is None else said_epsilon(own)
 
-    def _convolved(self, scope: Scope, stream: str) -> Name:
-        value = say.CausalConv(
-            x=scope.value(f"{stream}r"),
-            weight=scope.weight(f"Wc{stream}"),
-            state=scope.state(f"Cs{stream}"),
-            taps=self.g.conv_taps,
-        )
-        return scope.let(f"{stream}c", value)
+
+def streams(
+    scope: Scope, *, taps: int, heads: int, epsilon: float | None
+) -> tuple[Name, Name, Name]:
+    """Convolve queries, keys and values; make queries and keys of so many heads unit vectors."""
+    for stream in "qkv":
+        _convolved(scope, stream, taps)
+    q, k, v = (scope.let(f"{s}s", say.Silu(scope.value(f"{s}c"))) for s in "qkv")
+    q = scope.let("qn", say.L2Norm(q, heads * scope.height, epsilon))
+    k = scope.let("kn", say.L2Norm(k, heads * scope.height, epsilon))
+    return q, k, v
+
+
+def _convolved(scope: Scope, stream: str, taps: int) -> Name:
+    value = say.CausalConv(
+        x=scope.value(f"{stream}r"),
+        weight=scope.weight(f"Wc{stream}"),
+        state=scope.state(f"Cs{stream}"),
+        taps=taps,
+    )
+    return scope.let(f"{stream}c", value)
 
 
 def _project(scope: Scope, base: str, x: Name) -> Name:

@@ -96,7 +96,7 @@ def present(value: object) -> bool:
 
 def _value(kind: str, value: Any) -> str:
     match kind:
-        case "real":
+        case "real" if isinstance(value, int | float):
             return write_real(value)
         case "part" | "expression":
             return write(value)

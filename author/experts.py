@@ -11,7 +11,7 @@ from author.rows import take
 from author.share import Cut, Share, by_run
 from author.spec import Moe, SigmoidGating, SwigluOai
 from author.tables import ones
-from author.writer import Scope, by_cols, by_rows, uncut
+from author.writer import Scope, by_cols, by_rows, derived, uncut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,10 @@ class MoeBlock:
     def result_bias(self) -> str | None:
         """What is added to the result once: nothing, an expert's bias is weighted with it."""
         return None
+
+    @property
+    def meeting(self) -> None:
+        """What the chips add up halfway: nothing."""
 
     # --- What a share holds
 
@@ -48,11 +52,6 @@ class MoeBlock:
     def idle(self, share: Share) -> bool:
         """Whether a share has columns of no expert."""
         return self._hidden(share).held == 0 and self._shared(share).held == 0
-
-    def _adds_bias(self, share: Share) -> bool:
-        """Whether the bias of the experts' outputs counts here: on the first chip with columns."""
-        start, held = share.run(self.m.expert_dff)
-        return start == 0 and held > 0
 
     # --- Declarations
 
@@ -75,14 +74,10 @@ class MoeBlock:
     def _declare_expert_biases(self, scope: Scope) -> None:
         if not self.m.biases:
             return
-        experts, d, hidden = self.m.experts, scope.spec.d, self._hidden(scope.share)
+        experts, hidden = self.m.experts, self._hidden(scope.share)
         scope.declare(by_cols("Bg", experts, hidden, "float"))
         scope.declare(by_cols("Bu", experts, hidden, "float"))
-        if self._adds_bias(scope.share):
-            scope.declare(by_cols("Bd", experts, Cut(total=d, ranges=((0, d),)), "float"))
-        else:
-            # The fold would count it again: here it is a matrix that nobody fills, zeros.
-            scope.writer.tensor(scope.weight("Bd"), experts, d)
+        _declare_output_bias(scope, "Bd", experts, hidden)
 
     def _declare_choice_bias(self, scope: Scope) -> None:
         if self._choice_bias:
@@ -90,7 +85,8 @@ class MoeBlock:
 
     @property
     def _choice_bias(self) -> bool:
-        return isinstance(self.m.gating, SigmoidGating) and self.m.gating.bias
+        gating = self.m.gating
+        return gating.bias if isinstance(gating, SigmoidGating) else self.m.choice_bias
 
     # --- Mathematics
 
@@ -101,7 +97,7 @@ class MoeBlock:
         self._declare_choice_bias(scope)
         if scope.stacked:
             for number, row in enumerate(scope.split(), start=1):
-                take(scope, row, number, "x2n")
+                take(scope, row, number, _row_base(scope, x))
         if self.m.shared_gate:
             self._gate(scope, x)
 
@@ -111,12 +107,12 @@ class MoeBlock:
         A share may have columns of the shared experts alone, or of the others: those that it has
         none of are written over no columns, so that all chips read alike.
         """
-        routed = self._routed(scope)
+        routed = self._routed(scope, x)
         if self.m.shared_experts == 0:
             return routed
         return scope.let("me", say.Plus(routed, self._shared_experts(scope, x)))
 
-    def _routed(self, scope: Scope) -> Name:
+    def _routed(self, scope: Scope, x: Name) -> Name:
         whole = scope.share.whole
         if whole:
             self._declare_router_biases(scope)
@@ -124,19 +120,20 @@ class MoeBlock:
         if whole:
             self._declare_choice_bias(scope)
         if not scope.stacked:
-            return scope.let("mo", self._moe(scope))
+            return scope.let("mo", self._moe(scope, x))
+        base = _row_base(scope, x)
         stack = scope.writer.tensor(scope.value("mo"), scope.rows.count, scope.spec.d)
         for number, row in enumerate(scope.split(), start=1):
             if whole:
-                take(scope, row, number, "x2n")
-            out = row.let("mo", self._moe(row))
+                take(scope, row, number, base)
+            out = row.let("mo", self._moe(row, row.everywhere.value(base)))
             scope.writer.say(say.SetRow(number, stack, out))
         return stack
 
-    def _moe(self, scope: Scope) -> say.Moe:
+    def _moe(self, scope: Scope, x: Name) -> say.Moe:
         m, common, biased = self.m, scope.everywhere, self.m.biases
         return say.Moe(
-            x=common.value("x2n"),
+            x=x,
             router=common.weight("Wr"),
             gate=scope.weight("Wg"),
             up=scope.weight("Wu"),
@@ -161,11 +158,19 @@ class MoeBlock:
         scope.declare(by_cols("Wsg", scope.spec.d, hidden))
         scope.declare(by_cols("Wsu", scope.spec.d, hidden))
         scope.declare(by_rows("Wsd", hidden, scope.spec.d))
-        gate = scope.project("sg", x, "Wsg")
-        up = scope.project("su", x, "Wsu")
+        biased = self.m.shared_bias
+        gate = scope.project("sg", x, "Wsg", by_cols("Bsg", 1, hidden, "float") if biased else None)
+        up = scope.project("su", x, "Wsu", by_cols("Bsu", 1, hidden, "float") if biased else None)
         active = scope.let("sh", say.Swiglu(gate, up))
-        out = scope.project("sd", active, "Wsd")
+        out = self._shared_down(scope, active, hidden)
         return self._gated(scope, x, out) if self.m.shared_gate else out
+
+    def _shared_down(self, scope: Scope, x: Name, hidden: Cut) -> Name:
+        if not self.m.shared_bias:
+            return scope.project("sd", x, "Wsd")
+        bias = _declare_output_bias(scope, "Bsd", 1, hidden)
+        raw = scope.writer.let(derived(scope.value("sd"), "_r"), say.Matmul(x, scope.weight("Wsd")))
+        return scope.let("sd", say.Plus(raw, bias))
 
     def _gated(self, scope: Scope, x: Name, out: Name) -> Name:
         if scope.share.whole:
@@ -179,6 +184,22 @@ class MoeBlock:
         raw = scope.project("sgi", x, "Wsgi")
         factor = scope.let("sgw", say.Sigmoid(raw))
         scope.let("sgr", say.Matmul(factor, width))
+
+
+def _declare_output_bias(scope: Scope, base: str, rows: int, hidden: Cut) -> Name:
+    """Declare the bias of outputs: it counts on the first chip with columns, and once.
+
+    The fold would count it again: elsewhere it is a matrix that nobody fills, zeros.
+    """
+    d = scope.spec.d
+    if hidden.held > 0 and hidden.ranges[0][0] == 0:
+        return scope.declare(by_cols(base, rows, Cut(total=d, ranges=((0, d),)), "float"))
+    return scope.writer.tensor(scope.weight(base), rows, d)
+
+
+def _row_base(scope: Scope, x: Name) -> str:
+    """The base of one row of a stack."""
+    return x.base.removeprefix("b") if scope.stacked else x.base
 
 
 def _groups(m: Moe) -> say.ExpertGroups | None:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from author import statements as say
 from author.names import Name
 from author.rows import attending, by_state, keep, take
-from author.share import Cut, Share, by_head, run_of
+from author.share import Cut, Share, by_head, lone_heads
 from author.spec import Mla
 from author.tables import rotated
-from author.writer import Matrix, Scope, by_cols, by_rows, uncut
+from author.writer import Matrix, Scope, by_cols, by_rows, said_epsilon, uncut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +24,12 @@ class LatentBlock:
 
     @property
     def result_bias(self) -> str | None:
-        """What is added to the result once: nothing."""
-        return None
+        """What is added to the result once."""
+        return "Bo" if self.m.output_bias else None
+
+    @property
+    def meeting(self) -> None:
+        """What the chips add up halfway: nothing."""
 
     @property
     def _head(self) -> int:
@@ -38,8 +42,7 @@ class LatentBlock:
         return self.m.kv_lora_rank + self.m.qk_rope
 
     def _cut(self, share: Share, width: int) -> Cut:
-        run = run_of(self.m.heads, share.chips, share.chip or 0)
-        return by_head(self.m.heads, width, run)
+        return by_head(self.m.heads, width, lone_heads(self.m.heads, share))
 
     def _heads(self, share: Share) -> int:
         return self._cut(share, 1).held
@@ -113,7 +116,8 @@ class LatentBlock:
         out = by_state(scope, taken, "ol", width, self._attend)
         heads = self._heads(share)
         out = scope.let("ct", say.Matmul(out, scope.weight("Wvb"), heads))
-        return scope.project("ao", out, "Wo")
+        bias = uncut("Bo", 1, scope.spec.d, "float") if self.m.output_bias else None
+        return scope.project("ao", out, "Wo", bias if whole else None)
 
     def _attend(self, scope: Scope) -> None:
         """Write the attention of rows that stand in one state."""
@@ -134,9 +138,18 @@ class LatentBlock:
         scope.let("ol", value)
 
     def _query_factor(self, scope: Scope, x: Name) -> None:
-        if self.m.q_lora_rank is not None:
-            first = scope.project("qx", x, "Wqa")
-            scope.norm("qxn", first, scope.weight("Qan"))
+        rank = self.m.q_lora_rank
+        if rank is not None:
+            first = scope.project("qx", x, "Wqa", self._bias("Bqa", rank))
+            self._norm(scope, "qxn", first, "Qan")
+
+    def _bias(self, base: str, width: int) -> Matrix | None:
+        return uncut(base, 1, width, "float") if self.m.bias else None
+
+    def _norm(self, scope: Scope, base: str, x: Name, weight: str) -> Name:
+        own = self.m.norm_eps
+        epsilon = scope.writer.epsilon if own is None else said_epsilon(own)
+        return scope.let(base, say.RmsNorm(x, scope.weight(weight), None, epsilon))
 
     def _project_query(self, scope: Scope, x: Name) -> None:
         if self.m.q_lora_rank is None:
@@ -153,19 +166,24 @@ class LatentBlock:
 
     def _turn_query(self, scope: Scope) -> Name:
         heads = self._heads(scope.share)
-        turned = rotated(scope, "qpp", scope.value("qe"), self.m.rope, heads)
+        turned = self._turned(scope, "qpp", "qe", heads)
         return scope.let("qa", say.Joined(scope.value("ql"), turned, heads))
 
     def _project_latent(self, scope: Scope, x: Name) -> None:
         m, width = self.m, self._latent
-        both = scope.project("kva", x, "Wkva")
+        both = scope.project("kva", x, "Wkva", self._bias("Bkva", width))
         latent = scope.let("kvl", say.First(both, m.kv_lora_rank, width))
         scope.let("kpe", say.Last(both, m.qk_rope, width))
-        scope.norm("kvn", latent, scope.weight("Kan"))
+        self._norm(scope, "kvn", latent, "Kan")
 
     def _turn_latent(self, scope: Scope) -> None:
-        turned = rotated(scope, "kpp", scope.value("kpe"), self.m.rope, 1)
+        turned = self._turned(scope, "kpp", "kpe", 1)
         scope.let("kc", say.Joined(scope.value("kvn"), turned))
+
+    def _turned(self, scope: Scope, base: str, of: str, heads: int) -> Name:
+        """The part that turns; where nothing does, as it is."""
+        rope, x = self.m.rope, scope.value(of)
+        return x if rope is None else rotated(scope, base, x, rope, heads)
 
     def _keep_latent(self, scope: Scope) -> None:
         """Keep the latent rows; values are the part of them that does not turn."""

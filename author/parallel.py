@@ -8,8 +8,8 @@ from author.blocks import Block
 from author.manifest import TpCollective, TpSlice
 from author.names import Name
 from author.share import Share
-from author.single import capped_logits, declare_tokens, looked_up, scaled_embedding
-from author.writer import Scope, Writer, derived, uncut
+from author.single import declare_tokens, finished_logits, logits, looked_up, scaled_embedding
+from author.writer import Meeting, Scope, Writer, derived, uncut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +37,35 @@ def write_block(
     """Write a block for every chip; the sum of their results."""
     x = write_input()
     block.common(scope, x)
-    partials = tuple(_partial(block, replace(scope, share=share), x) for share in split.shares())
+    scopes = tuple(replace(scope, share=share) for share in split.shares())
+    if block.meeting is not None:
+        _meet(block, block.meeting, scopes, x)
+    partials = tuple(_partial(block, each, x) for each in scopes)
     out = scope.value(block.result)
     if block.result_bias is None:
         return fold(scope.writer, out, partials)
     total = fold(scope.writer, derived(out, "_r"), partials)
     bias = scope.declare(uncut(block.result_bias, 1, scope.spec.d, "float"))
     return scope.writer.let(out, say.Plus(total, bias))
+
+
+def _meet(block: Block, meeting: Meeting, scopes: tuple[Scope, ...], x: Name) -> None:
+    """Write what the chips add up halfway, and what each makes of the sum."""
+    partials = tuple(
+        _nothing(scope, meeting, x) if block.idle(scope.share) else meeting.partial(scope, x)
+        for scope in scopes
+    )
+    everywhere = scopes[0].everywhere
+    fold(everywhere.writer, everywhere.value(meeting.base), partials)
+    if meeting.after is not None:
+        meeting.after(everywhere)
+
+
+def _nothing(scope: Scope, meeting: Meeting, x: Name) -> Name:
+    """A zero of so many columns, made from an input of more."""
+    name = derived(scope.value(meeting.base), "_z")
+    like = scope.writer.let(name, say.First(x, meeting.cols, scope.spec.d))
+    return scope.zero(meeting.base, like)
 
 
 def _partial(block: Block, scope: Scope, x: Name) -> Name:
@@ -88,10 +110,20 @@ def write_logits(
             run = share.run(writer.spec.vocab)
             piece = TpSlice(of=Name("Wout"), of_shape=shape, axis="cols", ranges=(run,))
             weight = writer.slice(Name("Wout", chip=share.chip), piece, q8=True)
-            partials.append(writer.let(raw._replace(chip=share.chip), say.Matmul(x, weight)))
+            bias = _head_bias(writer, share)
+            partials.append(logits(writer, raw._replace(chip=share.chip), x, weight, bias))
         return join(writer, raw, tuple(partials))
 
-    return capped_logits(writer, out, write)
+    return finished_logits(writer, out, write)
+
+
+def _head_bias(writer: Writer, share: Share) -> Name | None:
+    """Declare the bias of a share's run of the vocabulary, where the head has one."""
+    if not writer.spec.head_bias:
+        return None
+    shape, run = (1, writer.spec.vocab), share.run(writer.spec.vocab)
+    piece = TpSlice(of=Name("Bout"), of_shape=shape, axis="cols", ranges=(run,))
+    return writer.slice(Name("Bout", chip=share.chip), piece, q8=False)
 
 
 # --- Where the chips meet

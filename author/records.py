@@ -9,12 +9,16 @@ from typing import Any, Literal
 
 
 def written_record(value: Any) -> Any:
-    """A record as JSON, every field present."""
+    """A record as JSON, every field present but those that are as their defaults say."""
     if isinstance(value, tuple):
         return [written_record(v) for v in value]
     if not dataclasses.is_dataclass(value):
         return value
-    fields = {f.name: written_record(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    fields = {
+        f.name: written_record(getattr(value, f.name))
+        for f in dataclasses.fields(value)
+        if f.default is dataclasses.MISSING or getattr(value, f.name) != f.default
+    }
     kind = _kind(type(value))
     return fields if kind is None else {"kind": kind, **fields}
 
@@ -83,7 +87,8 @@ class _Reader:
         hints = {f.name: typing.get_type_hints(cls)[f.name] for f in dataclasses.fields(cls)}
         known = {*hints} if _kind(cls) is None else {*hints, "kind"}
         before = len(self.problems)
-        self.problems += [f"{path}.{name} is missing" for name in hints if name not in obj]
+        needed = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
+        self.problems += [f"{path}.{name} is missing" for name in needed if name not in obj]
         self.problems += [
             f"{path}.{name} is no field (there are {', '.join(hints)})"
             for name in obj

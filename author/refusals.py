@@ -5,9 +5,12 @@ from collections.abc import Iterator
 
 from author.spec import (
     Attention,
+    ChannelDelta,
     Dense,
     GatedDelta,
     Layer,
+    LinearMixer,
+    Mixer,
     Mla,
     ModelSpec,
     Moe,
@@ -71,8 +74,8 @@ def _unwritable(spec: ModelSpec) -> Iterator[str]:
             yield from _unwritable_attention(layer.mixer)
         if isinstance(layer.ffn, Moe):
             yield from _unwritable_mixture(layer.ffn)
-        elif layer.ffn.act not in ("silu", "gelu_tanh"):
-            yield "a gated activation other than SiLU or GeLU"
+        elif layer.ffn.xielu is None and layer.ffn.act not in ("silu", "gelu_tanh"):
+            yield f"{'a gated' if layer.ffn.gated else 'an'} activation other than SiLU or GeLU"
 
 
 def _unwritable_attention(a: Attention) -> Iterator[str]:
@@ -108,7 +111,7 @@ def _unsplittable(layer: Layer, beyond: bool) -> Iterator[str]:
     if isinstance(mixer, Attention):
         if (mixer.bias or mixer.output_bias or mixer.sinks) and not beyond:
             yield "a tensor-parallel attention with biases or sinks"
-        if mixer.qk_norm_whole:
+        if mixer.qk_norm_whole and not beyond:
             yield "a tensor-parallel QK norm across every head"
     if isinstance(mixer, Mla) and not beyond:
         yield "a tensor-parallel latent attention"
@@ -121,9 +124,10 @@ def _unsplittable(layer: Layer, beyond: bool) -> Iterator[str]:
 
 def _unsound(spec: ModelSpec) -> Iterator[str]:
     yield from _counts("spec", d=spec.d, vocab=spec.vocab, layers=len(spec.layers))
-    yield from _finite("spec", embedding_scale=spec.embedding_scale)
+    yield from _finite("spec", embedding_scale=spec.embedding_scale, logit_scale=spec.logit_scale)
     for number, layer in enumerate(spec.layers):
         path = f"spec.layers[{number}]"
+        yield from _unsound_layer(layer, path)
         yield from _unsound_mixer(layer.mixer, f"{path}.mixer")
         yield from _unsound_feed_forward(layer.ffn, f"{path}.ffn")
     yield from _colliding_tables(spec)
@@ -141,15 +145,45 @@ def _finite(path: str, **fields: float | None) -> Iterator[str]:
             yield f"{path}.{name} is {value}, wanted a finite number"
 
 
-def _unsound_mixer(mixer: Attention | GatedDelta | Mla, path: str) -> Iterator[str]:
+def _set_positive(path: str, **fields: float | None) -> Iterator[str]:
+    for name, value in fields.items():
+        if value is not None and not _positive(value):
+            yield f"{path}.{name} is {value}, wanted a positive number"
+
+
+def _unsound_layer(layer: Layer, path: str) -> Iterator[str]:
+    normed = layer.normed_residual
+    yield from _finite(path, residual_scale=layer.residual_scale)
+    if layer.parallel and not layer.pre_norm:
+        yield f"{path}.parallel is true, wanted pre_norm beside it: both blocks read what it norms"
+    if normed is None:
+        return
+    path = f"{path}.normed_residual"
+    yield from _finite(path, **vars(normed))
+    if not layer.pre_norm:
+        yield f"{path} is set, wanted pre_norm beside it: the stream goes on from what it norms"
+    if layer.parallel:
+        yield f"{path} is set, wanted parallel false: each block has a norm of its own"
+    if layer.residual_scale is not None:
+        yield f"{path} is set, wanted no residual_scale: it has factors of its own"
+
+
+def _unsound_mixer(mixer: Mixer, path: str) -> Iterator[str]:
     match mixer:
         case Attention():
             yield from _unsound_attention(mixer, path)
         case GatedDelta(k_heads=k, v_heads=v, head_dim=width, conv_taps=taps):
             yield from _counts(path, k_heads=k, v_heads=v, head_dim=width, conv_taps=taps)
             yield from _multiple(path, v_heads=v, k_heads=k)
+            yield from _set_positive(path, unit_eps=mixer.unit_eps)
         case Mla():
             yield from _unsound_latent(mixer, path)
+        case ChannelDelta(heads=heads, head_dim=width, conv_taps=taps):
+            yield from _counts(path, heads=heads, head_dim=width, conv_taps=taps)
+            yield from _counts(path, decay_rank=mixer.decay_rank, gate_rank=mixer.gate_rank)
+        case LinearMixer(heads=heads, head_dim=width):
+            yield from _counts(path, heads=heads, head_dim=width)
+            yield from _set_positive(path, norm_eps=mixer.norm_eps)
 
 
 def _unsound_attention(a: Attention, path: str) -> Iterator[str]:
@@ -159,19 +193,26 @@ def _unsound_attention(a: Attention, path: str) -> Iterator[str]:
     yield from _finite(path, scale=a.scale)
     if a.rope is not None:
         yield from _unsound_rope(a.rope, a.head_dim, path)
-    if a.temperature is not None and not _positive(a.temperature.floor):
-        yield f"{path}.temperature.floor is {a.temperature.floor}, wanted a positive number"
+    if a.temperature is not None:
+        yield from _set_positive(f"{path}.temperature", floor=a.temperature.floor)
     if a.window is not None:
         yield from _counts(f"{path}.window", n=a.window.n)
     if a.qk_norm_whole and not a.qk_norm:
         yield f"{path}.qk_norm_whole is true, wanted qk_norm beside it: it says how that norm runs"
+    if a.qk_norm_after_rope and not a.qk_norm:
+        yield f"{path}.qk_norm_after_rope is true, wanted qk_norm beside it: it says when that runs"
+    if a.qk_norm_after_rope and a.qk_norm_whole:
+        yield f"{path}.qk_norm_after_rope is true, wanted qk_norm_whole false: chips meet before it"
+    yield from _set_positive(path, clip=a.clip)
 
 
 def _unsound_latent(m: Mla, path: str) -> Iterator[str]:
     yield from _counts(path, heads=m.heads, kv_lora_rank=m.kv_lora_rank, v_dim=m.v_dim)
     yield from _counts(path, qk_nope=m.qk_nope, qk_rope=m.qk_rope)
     yield from _finite(path, scale=m.scale)
-    yield from _unsound_rope(m.rope, m.qk_rope, path)
+    yield from _set_positive(path, norm_eps=m.norm_eps)
+    if m.rope is not None:
+        yield from _unsound_rope(m.rope, m.qk_rope, path)
     if m.q_lora_rank is not None:
         yield from _counts(path, q_lora_rank=m.q_lora_rank)
 
@@ -191,7 +232,7 @@ def _multiple(path: str, **fields: int) -> Iterator[str]:
 
 def _unsound_feed_forward(ffn: Dense | Moe, path: str) -> Iterator[str]:
     if isinstance(ffn, Dense):
-        yield from _counts(path, dff=ffn.dff)
+        yield from _unsound_dense(ffn, path)
         return
     yield from _counts(path, experts=ffn.experts, top_k=ffn.top_k, expert_dff=ffn.expert_dff)
     if ffn.top_k > ffn.experts:
@@ -200,6 +241,19 @@ def _unsound_feed_forward(ffn: Dense | Moe, path: str) -> Iterator[str]:
         yield from _counts(path, shared_dff=ffn.shared_dff)
     if ffn.shared_gate and ffn.shared_experts == 0:
         yield f"{path}.shared_gate is true, wanted shared_experts for it to gate"
+    if ffn.shared_bias and ffn.shared_experts == 0:
+        yield f"{path}.shared_bias is true, wanted shared_experts for it to be added in"
+    if ffn.choice_bias and ffn.gating != "softmax_then_top_k":
+        yield f"{path}.choice_bias is true, wanted the gating 'softmax_then_top_k'"
+
+
+def _unsound_dense(f: Dense, path: str) -> Iterator[str]:
+    yield from _counts(path, dff=f.dff)
+    if f.xielu is None:
+        return
+    yield from _finite(f"{path}.xielu", beta=f.xielu.beta, cut=f.xielu.cut)
+    if f.gated:
+        yield f"{path}.xielu is set, wanted gated false: it stands in place of a gate"
 
 
 def _colliding_tables(spec: ModelSpec) -> Iterator[str]:

@@ -64,6 +64,22 @@ def attention_heads(a: Attention, part: Share) -> tuple[Run, Run]:
     return (groups[0] * repeat + first, groups[1] * count), groups
 
 
+def lone_heads(heads: int, part: Share) -> Run:
+    """The heads of a share, where each has queries, keys and values of its own."""
+    return run_of(heads, part.chips, part.chip or 0)
+
+
+def counts_keys(a: Attention, part: Share) -> bool:
+    """Whether a share is the first that holds its key heads: the one with their first queries."""
+    (first, count), _ = attention_heads(a, part)
+    return count > 0 and first % (a.heads // a.kv_heads) == 0
+
+
+def shares_keys(a: Attention, part: Share) -> bool:
+    """Whether a key head may be on several chips."""
+    return part.chips > a.kv_heads and a.heads > a.kv_heads
+
+
 def delta_heads(g: GatedDelta, part: Share) -> tuple[Run, Ranges]:
     """The key heads of a share and its value heads.
 

@@ -25,8 +25,11 @@ def write_embedding(writer: Writer, tokens: tuple[int, ...] | None) -> Name:
 def write_logits(writer: Writer, out: Name, write_input: Callable[[], Name]) -> Name:
     """Write the logits."""
     weight = writer.q8_matrix(Name("Wout"), writer.spec.d, writer.spec.vocab)
+    bias = None
+    if writer.spec.head_bias:
+        bias = writer.float_matrix(Name("Bout"), 1, writer.spec.vocab)
     x = write_input()
-    return capped_logits(writer, out, lambda raw: writer.let(raw, say.Matmul(x, weight)))
+    return finished_logits(writer, out, lambda raw: logits(writer, raw, x, weight, bias))
 
 
 # --- What one device and several share
@@ -59,9 +62,20 @@ def scaled_embedding(
     return writer.let(out, say.Scaled(write(derived(out, "e")), scale))
 
 
-def capped_logits(writer: Writer, out: Name, write: Callable[[Name], Name]) -> Name:
-    """Cap the logits that `write` binds to a name, where the model caps them."""
-    cap = writer.spec.final_logit_softcap
-    if cap is None:
+def logits(writer: Writer, out: Name, x: Name, weight: Name, bias: Name | None) -> Name:
+    """Write a product with a head, and its bias added."""
+    product = say.Matmul(x, weight)
+    if bias is None:
+        return writer.let(out, product)
+    return writer.let(out, say.Plus(writer.let(derived(out, "_r"), product), bias))
+
+
+def finished_logits(writer: Writer, out: Name, write: Callable[[Name], Name]) -> Name:
+    """Scale and cap the logits that `write` binds to a name, as far as the model does."""
+    scale, cap = writer.spec.logit_scale, writer.spec.final_logit_softcap
+    if scale is None and cap is None:
         return write(out)
-    return writer.let(out, say.Capped(write(derived(out, "_raw")), cap))
+    raw = write(derived(out, "_raw"))
+    if scale is not None:
+        raw = writer.let(out if cap is None else derived(out, "_scaled"), say.Scaled(raw, scale))
+    return raw if cap is None else writer.let(out, say.Capped(raw, cap))

@@ -23,14 +23,16 @@ class Rope:
 
     dims: int
     theta: float
+    variant: int = 0  # tells apart rotations that differ in how their frequencies are scaled
 
 
 @dataclass(frozen=True, kw_only=True)
 class Temperature:
-    """Queries scaled by position."""
+    """Queries scaled by `1 + scale * ln(1 + floor((p + offset) / floor))`, p counted from 0."""
 
     floor: float
     scale: float
+    offset: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,8 @@ class Attention:
     window: Window | None
     scale: float
     softcap: float | None
+    qk_norm_after_rope: bool = False  # the weighted norm comes after the rotation
+    clip: float | None = None  # queries, keys (normed) and values are clamped to +- this
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +79,7 @@ class GatedDelta:
     head_dim: int
     conv_taps: int
     gate: Literal["silu", "sigmoid"]
+    unit_eps: float | None = None  # epsilon of unit queries and keys, where it is not the model's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +94,41 @@ class Mla:
     qk_rope: int
     v_dim: int
     scale: float
-    rope: Rope
+    rope: Rope | None
+    bias: bool = False  # on the down projections of queries and latent
+    output_bias: bool = False
+    norm_eps: float | None = None  # epsilon of the two inner norms, where it is not the model's
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelDelta:
+    """The gated delta rule with a decay for each key channel (Kimi delta attention).
+
+    Decay and output gate come from projections in two factors.
+    """
+
+    KIND: ClassVar[str] = "channel_delta"
+    heads: int
+    head_dim: int
+    conv_taps: int
+    decay_rank: int
+    gate_rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearMixer:
+    """Linear attention with a fixed decay a head, normed over the whole row and gated by a sigmoid.
+
+    Queries, keys and values pass a SiLU.
+    """
+
+    KIND: ClassVar[str] = "linear_attention"
+    heads: int
+    head_dim: int
+    norm_eps: float
+
+
+Mixer = Attention | GatedDelta | Mla | ChannelDelta | LinearMixer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +144,24 @@ Act = Literal["silu", "gelu_tanh", "gelu", "relu"] | SwigluOai
 
 
 @dataclass(frozen=True, kw_only=True)
+class Xielu:
+    """The numbers of a xIELU that are not learnt."""
+
+    beta: float
+    cut: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Dense:
     """A gated feed-forward of hidden width `dff`."""
 
     KIND: ClassVar[str] = "dense"
     dff: int
     act: Act
+    gated: bool = True
+    bias: bool = False  # on gate and up
+    output_bias: bool = False
+    xielu: Xielu | None = None  # instead of `act`, ungated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,16 +192,32 @@ class Moe:
     shared_dff: int
     shared_gate: bool
     biases: bool
+    choice_bias: bool = False  # a learned bias that only chooses, with a softmax gating
+    shared_bias: bool = False  # on gate, up and down of the shared experts
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormedResidual:
+    """The stream goes on from the normed input: `alpha * h + beta * f(h)`, h the norm of it."""
+
+    mixer_alpha: float
+    mixer_beta: float
+    ffn_alpha: float
+    ffn_beta: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
     """A mixer and a feed-forward, and whether each is normed before its addition."""
 
-    mixer: Attention | GatedDelta | Mla
+    mixer: Mixer
     ffn: Dense | Moe
     post_mixer_norm: bool
     post_ffn_norm: bool
+    pre_norm: bool = True  # mixer and feed-forward read the stream through a norm
+    parallel: bool = False  # both read one normed input, and are added together
+    residual_scale: float | None = None  # factor on what each of the two adds
+    normed_residual: NormedResidual | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,11 +250,14 @@ class ModelSpec:
     hyper: Hyper | None
     ple: Ple | None
     indexer: Indexer | None
+    norm: Literal["rms", "layer"] = "rms"  # of the stream: before blocks, after them, at the end
+    logit_scale: float | None = None  # factor on the logits, before the cap
+    head_bias: bool = False
 
 
 def rotation_of(layer: Layer) -> Rope | None:
     """The rotation that a layer turns by."""
-    return None if isinstance(layer.mixer, GatedDelta) else layer.mixer.rope
+    return layer.mixer.rope if isinstance(layer.mixer, Attention | Mla) else None
 
 
 def rotations(spec: ModelSpec) -> tuple[Rope, ...]:
@@ -200,7 +270,7 @@ def rotations(spec: ModelSpec) -> tuple[Rope, ...]:
 
 
 def spec_to_json(spec: ModelSpec) -> dict[str, Any]:
-    """The spec as JSON, every field present."""
+    """The spec as JSON, every field present but those that are as their defaults say."""
     return written_record(spec)
 
 

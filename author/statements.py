@@ -106,6 +106,15 @@ class Capped(Expression):
     cap: float
 
 
+@form("{x} clamped between {low} and {high}")
+class Clamped(Expression):
+    """Every column brought into a range."""
+
+    x: Name
+    low: float
+    high: float
+
+
 @form("rmsnorm of {x} with weight {weight}[ across {heads} heads][ with epsilon {epsilon}]")
 class RmsNorm(Expression):
     """Each segment over its root mean square, times the weight; heads count the whole matrix."""
@@ -113,6 +122,35 @@ class RmsNorm(Expression):
     x: Name
     weight: Name
     heads: int | None = None
+    epsilon: float | None = None
+
+
+@form("layernorm of {x} with weight {weight}[ with epsilon {epsilon}]")
+class LayerNorm(Expression):
+    """Each row less its mean, over the root of its variance, times the weight."""
+
+    x: Name
+    weight: Name
+    epsilon: float | None = None
+
+
+@form("the square sum of {x}")
+class SquareSum(Expression):
+    """The sum of the squares of each row, as one column."""
+
+    x: Name
+
+
+@form(
+    "{x} over the root of {squares} of {columns} columns with weight {weight}[ with epsilon {epsilon}]"
+)
+class OverRoot(Expression):
+    """An rmsnorm of rows that lie over several chips, from the square sum of all their columns."""
+
+    x: Name
+    squares: Name
+    columns: int
+    weight: Name
     epsilon: float | None = None
 
 
@@ -192,6 +230,20 @@ class Gelu(Expression):
     x: Name
 
 
+@form("xielu of {x} with positive {positive} negative {negative} beta {beta} cut at {cut}")
+class Xielu(Expression):
+    """`positive * x² + beta * x` above zero, a scaled exponential and `beta * x` below.
+
+    `positive` and `negative` are single numbers, already made positive.
+    """
+
+    x: Name
+    positive: Name
+    negative: Name
+    beta: float
+    cut: float
+
+
 @form("argmax of {x}")
 class Argmax(Expression):
     """The index, from 0, of the largest column: a token id."""
@@ -262,22 +314,29 @@ class CausalConv(Expression):
     UPDATES = ("state",)
 
 
-@form("decay of {x} with bias {bias} rate {rate}")
+@form("decay of {x} with bias {bias} rate {rate}[ across {heads} heads]")
 class Decay(Expression):
-    """`exp(-exp(rate) * softplus(x + bias))`, a column for each value head."""
+    """`exp(-exp(rate) * softplus(x + bias))`, a column for each value head.
+
+    With heads, a column for each channel, and one rate for each head.
+    """
 
     x: Name
     bias: Name
     rate: Name
+    heads: int | None = None
 
 
 @form(
     "gated delta of {q} over {k} and {v} with [{!sigmoid_gate}sigmoid ]gate {gate} beta {beta}"
-    " decay {decay} state {state} norm {norm} with {heads} heads {groups} groups"
-    "[ with epsilon {epsilon}]"
+    " decay {decay}[{!by_channel} by channel] state {state} norm {norm}"
+    " with {heads} heads {groups} groups[ with epsilon {epsilon}]"
 )
 class GatedDelta(Expression):
-    """The gated delta rule, row after row, its output normed and gated."""
+    """The gated delta rule, row after row, its output normed and gated.
+
+    `by_channel`: the decay has a column for each key channel of each head.
+    """
 
     q: Name
     k: Name
@@ -290,7 +349,21 @@ class GatedDelta(Expression):
     heads: int
     groups: int
     sigmoid_gate: bool = False
+    by_channel: bool = False
     epsilon: float | None = None
+    UPDATES = ("state",)
+
+
+@form("linear attention of {q} over {k} and {v} decay {decay} state {state} with {heads} heads")
+class LinearAttention(Expression):
+    """Attention as a decaying sum of outer products, row after row, one decay a head."""
+
+    q: Name
+    k: Name
+    v: Name
+    decay: Name
+    state: Name
+    heads: int
     UPDATES = ("state",)
 
 
@@ -313,7 +386,7 @@ class ClampedSwiglu(Part):
 @form(
     "moe of {x} with router {router}[ plus {router_bias}] gate {gate}[ plus {gate_bias}]"
     " up {up}[ plus {up_bias}] down {down}[ plus {down_bias}] choosing {chosen} of {experts}"
-    "[{!by_sigmoid} by sigmoid[ biased by {choice_bias}]][ {groups}]"
+    "[{!by_sigmoid} by sigmoid][ biased by {choice_bias}][ {groups}]"
     "[{!without_renormalizing} without renormalizing][ scaled by {scale}]"
     "[{!weighting_inputs} weighting the inputs][ {activation}]"
 )

@@ -96,7 +96,7 @@ class Step:
 
     def _logits(self, x: Name, normed: str, out: str) -> Name:
         weight = self.writer.float_matrix(Name("on"), 1, self.spec.d)
-        norm = say.RmsNorm(x, weight, None, self.writer.epsilon)
+        norm = self.writer.stream_norm(x, weight)
         write = single.write_logits
         if self.split is not None and self.split.vocabulary:
             write = partial(parallel.write_logits, split=self.split)

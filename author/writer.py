@@ -1,6 +1,6 @@
 """Collects a program statement by statement, with the tables beside it and who holds what."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -78,7 +78,13 @@ class Writer:
     @property
     def epsilon(self) -> float | None:
         """The epsilon of every norm, where it must be said."""
-        return None if self.spec.rms_eps == 1e-6 else self.spec.rms_eps
+        return said_epsilon(self.spec.rms_eps)
+
+    def stream_norm(self, x: Name, weight: Name) -> Expression:
+        """The norm of the stream: before blocks, after them, and at the end."""
+        if self.spec.norm == "layer":
+            return say.LayerNorm(x, weight, self.epsilon)
+        return say.RmsNorm(x, weight, None, self.epsilon)
 
     def say(self, statement: Statement) -> None:
         """Add a statement that binds nothing, or a run-time integer."""
@@ -150,6 +156,11 @@ class Writer:
             placed=tuple(p for p in self.placed.values() if p is not None),
             collectives=tuple(self.collectives),
         )
+
+
+def said_epsilon(epsilon: float) -> float | None:
+    """An epsilon where it must be said: None for the one that a norm has anyway."""
+    return None if epsilon == 1e-6 else epsilon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,6 +284,20 @@ class Scope:
         added = self.declare(bias)
         raw = self.writer.let(derived(self.value(base), "_r"), product)
         return self.let(base, say.Plus(raw, added))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """What the chips add up halfway through a block, before any of them can go on.
+
+    `partial` writes a share's part of it, `cols` wide, and all that it is made from; `after`
+    writes what every chip makes of the sum.
+    """
+
+    base: str
+    cols: int
+    partial: Callable[[Scope, Name], Name]
+    after: Callable[[Scope], object] | None = None
 
 
 def derived(name: Name, tail: str) -> Name:

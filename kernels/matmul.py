@@ -36,7 +36,7 @@ def _by_heads(x: Matrix, w: Stored, heads: int) -> Matrix:
 
 
 def embedding(
-    tokens: Int[Array, " rows"] | Int[Array, "1 rows"], w: Stored, first: int | None = None
+    tokens: Int[Array, " rows"] | Int[Array, "1 rows"], w: Stored, first: Integer | None = None
 ) -> Matrix:
     """The row of each token id from a table `[vocabulary, cols]`, which may serve a head too.
 

@@ -7,7 +7,7 @@ A form that changes a matrix in place returns it anew, last. Where a form works 
 row, `count` says how many of its first rows are real: the rest reach no cache and no state,
 and what comes out of them means nothing, but is finite.
 
-Mixtures and recurrent layers have files of their own. Einsum letters: r rows, h heads,
+Norms, mixtures and recurrent layers have files of their own. Einsum letters: r rows, h heads,
 g groups, t positions, d and e widths.
 """
 
@@ -17,29 +17,35 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from kernels.arrays import EPSILON, Integer, Matrix, Row, einsum, real, visible
+from kernels.arrays import Integer, Matrix, Row, einsum, real, visible
 from kernels.reference_mixture import moe as moe
+from kernels.reference_norms import l2_norm as l2_norm
+from kernels.reference_norms import layer_norm as layer_norm
+from kernels.reference_norms import over_root as over_root
+from kernels.reference_norms import rms_norm as rms_norm
+from kernels.reference_norms import square_sum as square_sum
 from kernels.reference_recurrent import causal_conv as causal_conv
 from kernels.reference_recurrent import decay as decay
 from kernels.reference_recurrent import gated_delta as gated_delta
+from kernels.reference_recurrent import linear_attention as linear_attention
 
 # --- Rows
 
 
-def row(x: Float[Array, "_ cols"], *, row: Integer, first: int | None = None) -> Row:
+def row(x: Float[Array, "_ cols"], *, row: Integer, first: Integer | None = None) -> Row:
     """One row, counted from 1; one counted from a `first` is the row of a token id."""
     if first is not None:
         return embedding_row(x, row=row, first=first)
     return x[row - 1][None]
 
 
-def embedding_row(x: Float[Array, "_ cols"], *, row: Integer, first: int | None = None) -> Row:
+def embedding_row(x: Float[Array, "_ cols"], *, row: Integer, first: Integer | None = None) -> Row:
     """The row of a token id; zeros where `x`, which starts at id `first`, does not hold it."""
     return rows(jnp.full((1, 1), row), x, first=first)
 
 
 def rows(
-    tokens: Int[Array, "1 rows"], x: Float[Array, "_ cols"], *, first: int | None = None
+    tokens: Int[Array, "1 rows"], x: Float[Array, "_ cols"], *, first: Integer | None = None
 ) -> Float[Array, "rows cols"]:
     """The row of each token id; zeros where `x`, which starts at id `first`, does not hold it."""
     ids = tokens[0] if first is None else tokens[0] - first
@@ -100,28 +106,9 @@ def capped(x: Float[Array, "rows cols"], *, cap: float) -> Float[Array, "rows co
     return cap * jnp.tanh(x / cap)
 
 
-def rms_norm(
-    x: Float[Array, "rows cols"],
-    weight: Float[Array, "1 width"],
-    *,
-    heads: int | None = None,
-    epsilon: float | None = None,
-) -> Float[Array, "rows cols"]:
-    """Each segment over its root mean square, times the weight; heads count the whole matrix."""
-    segments = x.reshape(x.shape[0] if heads is None else heads, weight.shape[1])
-    epsilon = EPSILON if epsilon is None else epsilon
-    mean_square = jnp.mean(segments * segments, axis=1, keepdims=True)
-    return (segments / jnp.sqrt(mean_square + epsilon) * weight).reshape(x.shape)
-
-
-def l2_norm(
-    x: Float[Array, "rows cols"], *, heads: int, epsilon: float | None = None
-) -> Float[Array, "rows cols"]:
-    """Each segment over its length; heads count the whole matrix."""
-    segments = x.reshape(heads, -1)
-    epsilon = EPSILON if epsilon is None else epsilon
-    square = jnp.sum(segments * segments, axis=1, keepdims=True)
-    return (segments / jnp.sqrt(square + epsilon)).reshape(x.shape)
+def clamped(x: Float[Array, "rows cols"], *, low: float, high: float) -> Float[Array, "rows cols"]:
+    """Every column brought into a range."""
+    return jnp.clip(x, low, high)
 
 
 def rope(
@@ -189,6 +176,20 @@ def sigmoid(x: Float[Array, "rows cols"]) -> Float[Array, "rows cols"]:
 def gelu(x: Float[Array, "rows cols"]) -> Float[Array, "rows cols"]:
     """Gelu in the tanh form (arXiv 1606.08415)."""
     return 0.5 * x * (1 + jnp.tanh((2 / jnp.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+def xielu(
+    x: Float[Array, "rows cols"],
+    positive: Float[Array, "1 1"],
+    negative: Float[Array, "1 1"],
+    *,
+    beta: float,
+    cut: float,
+) -> Float[Array, "rows cols"]:
+    """A parabola above zero, a scaled exponential below, and a line (arXiv 2411.13010)."""
+    above = positive * x * x
+    below = negative * (jnp.expm1(jnp.minimum(x, cut)) - x)
+    return jnp.where(x > 0, above, below) + beta * x
 
 
 def argmax(x: Float[Array, "1 cols"]) -> Int[Array, ""]:

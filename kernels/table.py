@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from kernels import attention, delta, matmul, moe, reference
 from kernels.arrays import Declined as Declined
-from kernels.arrays import Matrix
+from kernels.arrays import Integer, Matrix
 from kernels.q8 import Q8, AnyFloat32, dequantise
 
 
@@ -91,7 +91,7 @@ def _matmul(x: Matrix, w: matmul.Stored, *, heads: int | None = None) -> Matrix:
     return reference.matmul(x, by_head.reshape(heads * n, -1), heads=heads)
 
 
-def _embedding(tokens: Int[Array, "..."], w: matmul.Stored, first: int | None = None) -> Matrix:
+def _embedding(tokens: Int[Array, "..."], w: matmul.Stored, first: Integer | None = None) -> Matrix:
     return reference.rows(tokens.reshape(1, -1), matmul.as_float(w), first=first)
 
 
@@ -128,7 +128,11 @@ _PLAIN = (
     reference.hadamard,
     reference.scaled,
     reference.capped,
+    reference.clamped,
     reference.rms_norm,
+    reference.layer_norm,
+    reference.square_sum,
+    reference.over_root,
     reference.l2_norm,
     reference.rope,
     reference.first,
@@ -138,6 +142,7 @@ _PLAIN = (
     reference.silu,
     reference.sigmoid,
     reference.gelu,
+    reference.xielu,
     reference.argmax,
     reference.decay,
     reference.fold,
@@ -155,5 +160,6 @@ PATHS: Mapping[str, tuple[Path, ...]] = {
     "causal_attention": _paths(attention.causal_attention, reference.causal_attention),
     "causal_conv": _paths(delta.causal_conv, reference.causal_conv),
     "gated_delta": _paths(delta.gated_delta, reference.gated_delta),
+    "linear_attention": _paths(delta.linear_attention, reference.linear_attention),
     "moe": _paths(moe.moe, _moe),
 }

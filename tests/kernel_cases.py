@@ -96,14 +96,22 @@ def attention_case(shape, rows, positions, options, written):
     return (q, k, v, sinks), words
 
 
-def delta_case(rows, heads, groups, width):
+def delta_case(rows, heads, groups, width, by_channel=False):
     q, k = (normal(rows, groups * width, seed=i) for i in (1, 2))
     v, gate = (normal(rows, heads * width, seed=i) for i in (3, 4))
-    beta, decay = (oracle.sigmoid(normal(rows, heads, seed=i)) for i in (5, 6))
+    decays = groups * width if by_channel else heads
+    beta, decay = (oracle.sigmoid(normal(rows, n, seed=i)) for n, i in ((heads, 5), (decays, 6)))
     k = oracle.l2_norm(k, heads=rows * groups)
     state = normal(heads * width, width)
     arrays = (q, k, v, gate, beta, decay, state, normal(1, width))
-    return tuple(np.float32(a) for a in arrays), {"heads": heads, "groups": groups}
+    words = {"heads": heads, "groups": groups} | ({"by_channel": True} if by_channel else {})
+    return tuple(np.float32(a) for a in arrays), words
+
+
+def linear_case(rows, heads, width):
+    q, k, v = (normal(rows, heads * width, seed=i) for i in (1, 2, 3))
+    decay = np.float32(oracle.sigmoid(normal(1, heads, seed=4)))
+    return (q, k, v, decay, normal(heads * width, width)), {"heads": heads}
 
 
 ROUTINGS = {
@@ -111,6 +119,8 @@ ROUTINGS = {
     "not renormalized": {"without_renormalizing": True, "scale": 2.5},
     "sigmoid": {"by_sigmoid": True},
     "biased": {"by_sigmoid": True, "choice_bias": True, "scale": 2.5},
+    "softmax biased": {"choice_bias": True, "scale": 2.5},
+    "softmax biased groups": {"choice_bias": True, "used_groups": 2, "group_count": 4},
     "groups of scores": {"used_groups": 2, "group_count": 4},
     "groups by sigmoid": {"by_sigmoid": True, "used_groups": 2, "group_count": 4},
     "biased groups": {"by_sigmoid": True, "choice_bias": True, "used_groups": 2, "group_count": 4},

@@ -249,6 +249,62 @@ BROKEN_SHAPES = [
     ("x 1 4, w 2 4, s 3 4", "causal conv of x with weight w state s over 3 taps", "weight w is"),
     ("x 2 4, b 1 4, r 1 3", "decay of x with bias b rate r", "rate r is 1 by 3; wanted 1 by 4"),
 ]
+BROKEN_SHAPES += [
+    ("x 1 4", "x clamped between 2.0 and 1.0", "between 2.0 and 1.0; wanted the lower of the two"),
+    ("x 2 4, w 1 3", "layernorm of x with weight w", "weight w is 1 by 3; wanted 1 by 4"),
+    (
+        "x 2 4, s 1 1, w 1 4",
+        "x over the root of s of 8 columns with weight w",
+        "squares s is 1 by 1; wanted 2 by 1",
+    ),
+    (
+        "x 2 4, s 2 1, w 1 8",
+        "x over the root of s of 8 columns with weight w",
+        "weight w is 1 by 8; wanted 1 by 4",
+    ),
+    (
+        "x 2 4, s 2 1, w 1 4",
+        "x over the root of s of 3 columns with weight w",
+        "3 columns and x has 4; wanted as many or more",
+    ),
+    (
+        "x 2 4, p 1 1, n 1 4",
+        "xielu of x with positive p negative n beta 0.5 cut at 0.0",
+        "negative n is 1 by 4; wanted 1 by 1",
+    ),
+    (
+        "x 2 6, b 1 6, r 1 6",
+        "decay of x with bias b rate r across 2 heads",
+        "rate r is 1 by 6; wanted 1 by 2",
+    ),
+    (
+        "x 2 6, b 1 2, r 1 2",
+        "decay of x with bias b rate r across 2 heads",
+        "bias b is 1 by 2; wanted 1 by 6",
+    ),
+    (
+        "x 2 6, b 1 6, r 1 4",
+        "decay of x with bias b rate r across 4 heads",
+        "x has 6 columns; wanted a multiple of 4",
+    ),
+    (
+        "q 2 6, k 2 6, v 2 6, d 1 4, s 6 2",
+        "linear attention of q over k and v decay d state s with 4 heads",
+        "v has 6 columns; wanted a multiple of 4",
+    ),
+]
+# The shapes of what fits.
+SHAPES = [
+    ("x 2 4", "x clamped between -1.5 and 1.0", (2, 4)),
+    ("x 2 4, w 1 4", "layernorm of x with weight w with epsilon 1e-5", (2, 4)),
+    ("x 2 4", "the square sum of x", (2, 1)),
+    ("x 2 4, s 2 1, w 1 4", "x over the root of s of 8 columns with weight w", (2, 4)),
+    ("x 2 0, s 2 1, w 1 0", "x over the root of s of 8 columns with weight w", (2, 0)),
+    ("x 2 4, p 1 1, n 1 1", "xielu of x with positive p negative n beta 0.5 cut at -1e-6", (2, 4)),
+    ("x 2 6, b 1 6, r 1 2", "decay of x with bias b rate r across 2 heads", (2, 6)),
+]
+LINEAR_LINE = "linear attention of q over k and v decay d state s with 4 heads"
+LINEAR_SHAPES = dict.fromkeys("qkv", "3 8") | {"d": "1 4", "s": "8 2"}
 DELTA_LINE = "gated delta of q over k and v with gate z beta b decay d state s norm n with"
 DELTA_SHAPES = {"q": "1 4", "k": "1 4", "v": "1 8", "z": "1 8", "b": "1 4", "d": "1 4"}
 DELTA_SHAPES |= {"s": "8 2", "n": "1 2"}
@@ -282,12 +338,32 @@ def test_operands_that_do_not_fit_are_refused(shapes, expression, wanted):
     assert str(error.value).startswith(expression)
 
 
+@pytest.mark.parametrize(("shapes", "expression", "wanted"), SHAPES)
+def test_a_value_has_the_shape_of_its_form(shapes, expression, wanted):
+    assert shape(shapes, expression) == wanted
+
+
 @pytest.mark.parametrize("name", DELTA_SHAPES)
 def test_every_operand_of_a_gated_delta_has_one_shape(name):
     line = f"{DELTA_LINE} 4 heads 2 groups"
     assert shape(declared(DELTA_SHAPES), line) == (1, 8)
     with pytest.raises(ProgramError, match=f"[qkv{DELTA_FIELDS.get(name, '')}] "):
         shape(declared(DELTA_SHAPES | {name: "9 9"}), line)
+
+
+def test_a_decay_by_channel_has_a_column_for_each_column_of_a_key():
+    line = f"{DELTA_LINE} 4 heads 2 groups".replace("decay d", "decay d by channel")
+    wider = {"q": "1 6", "k": "1 6", "v": "1 12", "z": "1 12", "b": "1 4", "n": "1 3", "s": "12 3"}
+    assert shape(declared(wider | {"d": "1 6"}), line) == (1, 12)
+    with pytest.raises(ProgramError, match="decay d is 1 by 4; wanted 1 by 6"):
+        shape(declared(wider | {"d": "1 4"}), line)
+
+
+@pytest.mark.parametrize("name", LINEAR_SHAPES)
+def test_every_operand_of_a_linear_attention_has_one_shape(name):
+    assert shape(declared(LINEAR_SHAPES), LINEAR_LINE) == (3, 8)
+    with pytest.raises(ProgramError, match=r"(?:[qkv]|decay d|state s) "):
+        shape(declared(LINEAR_SHAPES | {name: "9 9"}), LINEAR_LINE)
 
 
 @pytest.mark.parametrize("name", MOE_SHAPES)

@@ -13,6 +13,7 @@ from tests.kernel_cases import (
     SHAPES,
     attention_case,
     delta_case,
+    linear_case,
     moe_case,
     normal,
     on_device,
@@ -165,11 +166,16 @@ def test_causal_conv(path, taps):
         assert np.isfinite(found[0]).all()
 
 
+# Rows, and how many of them are real.
+COUNTS = [(1, None), (70, None), (7, 0), (7, 1), (7, 4), (7, 7)]
+
+
 @paths("gated_delta")
+@pytest.mark.parametrize("by_channel", [False, True])
 @pytest.mark.parametrize(("heads", "groups", "width"), [(1, 1, 5), (4, 2, 8), (6, 3, 7), (3, 2, 4)])
-def test_gated_delta(path, heads, groups, width):
-    for rows, count in [(1, None), (70, None), (7, 0), (7, 1), (7, 4), (7, 7)]:
-        arrays, words = delta_case(rows, heads, groups, width)
+def test_gated_delta(path, heads, groups, width, by_channel):
+    for rows, count in COUNTS:
+        arrays, words = delta_case(rows, heads, groups, width, by_channel)
         words |= {"sigmoid_gate": True, "epsilon": 0.25} if heads == 6 else {}
         words |= {} if count is None else {"count": count}
         found, wanted = run(path, arrays, words), oracle.gated_delta(*arrays, **words)
@@ -186,6 +192,37 @@ def test_gated_delta_of_a_batch_with_counts(path):
     found = jax.jit(one)(*on_device(arrays), counts)
     for i, count in enumerate(counts):
         wanted = oracle.gated_delta(*(a[i] for a in arrays), **cases[0][1], count=int(count))
+        same((found[0][i, :count], found[1][i]), (wanted[0][:count], wanted[1]))
+
+
+@paths("linear_attention")
+@pytest.mark.parametrize(("heads", "width"), [(1, 5), (3, 8), (4, 1)])
+def test_linear_attention(path, heads, width):
+    for rows, count in COUNTS:
+        arrays, words = linear_case(rows, heads, width)
+        words |= {} if count is None else {"count": count}
+        found, wanted = run(path, arrays, words), oracle.linear_attention(*arrays, **words)
+        same((found[0][:count], found[1]), (wanted[0][:count], wanted[1]))
+        assert np.isfinite(found[0]).all()
+
+
+@paths("linear_attention")
+@pytest.mark.parametrize("counts", [None, [2, 5]])
+def test_linear_attention_of_a_batch_with_one_decay(path, counts):
+    (*each, decay, state), words = linear_case(5 if counts else 1, 3, 4)
+    batch = [np.stack([a, np.flip(a, 1)]) for a in (*each, state)]
+    counted = [] if counts is None else [np.array(counts, np.int32)]
+
+    def one(q, k, v, state, *count):
+        named = {"count": count[0]} if count else {}
+        return path.call(q, k, v, on_device(decay), state, **words, **named)
+
+    found = jax.jit(jax.vmap(one))(*on_device([*batch, *counted]))
+    for i in range(2):
+        q, k, v, state = (a[i] for a in batch)
+        named = {"count": counts[i]} if counts else {}
+        wanted = oracle.linear_attention(q, k, v, decay, state, **words, **named)
+        count = counts[i] if counts else None
         same((found[0][i, :count], found[1][i]), (wanted[0][:count], wanted[1]))
 
 

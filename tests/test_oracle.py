@@ -97,6 +97,40 @@ def test_elementwise_forms_at_a_point():
     assert oracle.argmax([[1, 3, 3, 2]]) == 1
 
 
+def test_clamped_columns_stay_within_both_ends():
+    near(oracle.clamped([[-3, 0.5, 9]], low=-1.0, high=2.0), [[-1, 0.5, 2]])
+
+
+def test_xielu_is_a_parabola_above_zero_and_an_exponential_below():
+    words = {"beta": 0.5, "cut": -1.0}
+    found = oracle.xielu([[2, 0, -0.5, -2]], [[2]], [[3]], **words)
+    below = [3 * (math.exp(-1) - 1), 3 * (math.exp(-1) - 0.5) - 0.25, 3 * (math.exp(-2) + 1) - 1]
+    near(found, [[9, *below]])
+
+
+def test_a_layer_norm_takes_the_mean_off():
+    near(
+        oracle.layer_norm([[1, 3], [7, 7]], [[2, 1]], epsilon=0.5),
+        [[-2 / 1.5**0.5, 1 / 1.5**0.5], [0, 0]],
+    )
+    near(oracle.layer_norm([[1, 3]], [[2, 1]], epsilon=3.0), [[-1, 0.5]])
+    near(oracle.layer_norm([[0, 2e-3]], [[1, 1]]), [[-(0.5**0.5), 0.5**0.5]])
+
+
+def test_a_norm_over_chips_by_hand():
+    near(oracle.square_sum([[3, 4], [1, 2]]), [[25], [5]])
+    x, squares = [[3, 4], [1, 2]], [[100], [0]]
+    found = oracle.over_root(x, squares, [[1, 10]], columns=5, epsilon=16.0)
+    near(found, [[0.5, 40 / 6], [0.25, 5]])
+    near(oracle.over_root([[1e-3]], [[0]], [[1]], columns=4), [[1]])
+
+
+def test_a_decay_by_heads_has_a_rate_for_each_run_of_columns():
+    rate = [[0, math.log(2)]]
+    found = oracle.decay([[0] * 4], [[0, math.log(3), 0, math.log(3)]], rate, heads=2)
+    near(found, [[1 / 2, 1 / 4, 1 / 4, 1 / 16]])
+
+
 def one_hot(positions):
     """Values that show the weight of each position; rows past it hold NaN."""
     v = np.full((6, 6), NAN)
@@ -195,6 +229,50 @@ def test_gated_delta_by_hand():
     near(new, [[2]])
 
 
+def test_gated_delta_decays_by_channel_by_hand():
+    """S becomes [[0.5, 0.5], [1.5, 1]], then [[1.5, 0.5], [2.5, 1]]."""
+    root = math.sqrt(2)
+    given = ([[2 * root, -2 * root]], [[1, 0]], [[2.5, 3.5]], [[0, 0]], [[0.5]], [[0.5, 0.25]])
+    state, norm = [[1, 2], [3, 4]], [[1, 10]]
+    words = {"heads": 1, "groups": 1, "sigmoid_gate": True, "by_channel": True, "epsilon": 0.0}
+    out, new = oracle.gated_delta(*given, state, norm, **words)
+    near(new, [[1.5, 0.5], [2.5, 1]])
+    near(out, [[2 / math.sqrt(6.5) / 2, 30 / math.sqrt(6.5) / 2]])
+
+
+def test_value_heads_decay_by_the_channels_of_their_key_head():
+    zeros, one = [[0, 0]], [[1]]
+    given = (
+        zeros,
+        zeros,
+        [[0] * 4],
+        [[0] * 4],
+        [[0] * 4],
+        [[0.5, 0.25]],
+        [[1], [1], [2], [2]],
+        one,
+    )
+    _, new = oracle.gated_delta(*given, heads=4, groups=2, by_channel=True)
+    near(new, [[0.5], [0.25], [1], [0.5]])
+
+
+def test_linear_attention_by_hand():
+    state = [[1, 2], [3, 4]]
+    out, new = oracle.linear_attention([[2, 1]], [[1, 2]], [[1, 10]], [[0.5]], state, heads=1)
+    near(new, [[1.5, 3], [11.5, 22]])
+    near(out, [[6, 45]])
+
+
+def test_heads_of_a_linear_attention_decay_at_their_own_rates_up_to_count():
+    given = ([[1, 1], [1, 2]], [[2, 3], [1, 1]], [[1, 1], [10, 20]], [[0.5, 0.25]], [[4], [8]])
+    out, new = oracle.linear_attention(*given, heads=2)
+    near(out, [[4, 5], [12, 42.5]])
+    near(new, [[12], [21.25]])
+    out, new = oracle.linear_attention(*given, heads=2, count=1)
+    near(out[:1], [[4, 5]])
+    near(new, [[4], [5]])
+
+
 def test_gated_delta_stops_at_count():
     given = delta(np.random.default_rng(1), rows=2)
     short = [m[:1] if i < 6 else m for i, m in enumerate(given)]
@@ -238,6 +316,17 @@ def test_groups_are_worth_their_best_or_their_two_best_biased():
     assert np.flatnonzero(experts(logits, **limits)).tolist() == [2]
     biased = experts(logits, **limits, choice_bias=np.zeros((1, 4)))
     assert np.flatnonzero(biased).tolist() == [0]
+
+
+def test_a_choice_bias_may_stand_beside_a_softmax():
+    logits = np.log([1, 2, 4, 1])
+    near(experts(logits, chosen=2, choice_bias=[[9, 0, 0, 0]]), [1 / 5, 0, 4 / 5, 0])
+    # Its groups are worth their one best: the sum of two would prefer the first run.
+    limits = {"chosen": 1, "used_groups": 1, "group_count": 2}
+    found = experts(np.log([3, 3, 4, 0.1]), choice_bias=np.zeros((1, 4)), **limits)
+    assert np.flatnonzero(found).tolist() == [2]
+    found = experts(np.log([3, 3, 4, 0.1]), choice_bias=[[0, 9, 0, 0]], **limits)
+    assert np.flatnonzero(found).tolist() == [1]
 
 
 def test_equal_experts_are_chosen_in_order():

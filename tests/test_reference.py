@@ -20,7 +20,7 @@ DECLARATIONS = {
     statements.Let,
 }
 FORMS = [form for form in EXPRESSIONS + STATEMENTS if form not in DECLARATIONS]
-COUNTED = {"set_rows", "causal_attention", "causal_conv", "gated_delta"}
+COUNTED = {"set_rows", "causal_attention", "causal_conv", "gated_delta", "linear_attention"}
 
 
 def normal(*shape, seed=0):
@@ -100,9 +100,21 @@ CASES = {
     "hadamard": ([normal(3, 7), normal(1, 7)], {}),
     "scaled": ([normal(3, 7)], {"factor": -2.5}),
     "capped": ([5 * normal(3, 7)], {"cap": 2.0}),
+    "clamped": ([5 * normal(3, 7)], {"low": -2.0, "high": 3.0}),
     "rms_norm": ([normal(3, 8), normal(1, 8)], {}),
     "rms_norm by heads of all rows": ([normal(3, 8), normal(1, 4)], {"heads": 6, "epsilon": 0.5}),
     "rms_norm without epsilon": ([normal(3, 8), normal(1, 8)], {"epsilon": 0.0}),
+    "layer_norm": ([4 + normal(3, 8), normal(1, 8)], {}),
+    "layer_norm with epsilon": ([normal(3, 8), normal(1, 8)], {"epsilon": 0.5}),
+    "layer_norm of equals": ([np.full((2, 4), 3, np.float32), normal(1, 4)], {}),
+    "square_sum": ([normal(3, 8)], {}),
+    "square_sum of nothing": ([normal(3, 0)], {}),
+    "over_root": ([normal(3, 4), 4 * normal(3, 1) ** 2, normal(1, 4)], {"columns": 12}),
+    "over_root with epsilon": (
+        [normal(1, 4), normal(1, 1) ** 2, normal(1, 4)],
+        {"columns": 5, "epsilon": 0.5},
+    ),
+    "over_root of nothing": ([normal(3, 0), normal(3, 1) ** 2, normal(1, 0)], {"columns": 12}),
     "l2_norm": ([normal(3, 8)], {"heads": 6}),
     "l2_norm of small numbers": ([1e-4 * normal(3, 8)], {"heads": 12, "epsilon": 1e-5}),
     "rope": ([normal(3, 10), normal(6, 2), normal(6, 2, seed=1)], {"heads": 2, "position": 3}),
@@ -117,8 +129,23 @@ CASES = {
     "silu": ([40 * normal(3, 7)], {}),
     "sigmoid": ([40 * normal(3, 7)], {}),
     "gelu": ([3 * normal(3, 7)], {}),
+    "xielu": (
+        [3 * normal(3, 70), np.full((1, 1), 0.7, np.float32), np.full((1, 1), 1.3, np.float32)],
+        {"beta": 0.5, "cut": -1e-6},
+    ),
+    "xielu far off": (
+        [
+            np.array([[-1e4, -0.25, -0.0, 0.0, 100.0]], np.float32),
+            *[np.ones((1, 1), np.float32)] * 2,
+        ],
+        {"beta": 0.25, "cut": -0.5},
+    ),
     "argmax": ([normal(1, 70)], {}),
     "argmax of equals": ([np.array([[1.0, 3.0, 3.0]], np.float32)], {}),
+    "decay by heads": (
+        [4 * normal(3, 6), normal(1, 6), normal(1, 2, seed=1)],
+        {"heads": 2},
+    ),
     "decay": ([4 * normal(3, 5), normal(1, 5), normal(1, 5, seed=1)], {}),
 }
 
@@ -161,3 +188,12 @@ def test_fold_and_join_take_the_partials_of_all_chips():
     parts = [normal(2, 3, seed=i) for i in range(3)]
     same(reference.fold([*map(jnp.asarray, parts)]), oracle.fold(parts))
     same(reference.join([*map(jnp.asarray, parts)]), oracle.join(parts))
+
+
+def test_square_sums_of_two_chips_make_a_norm():
+    x, weight = normal(3, 10), normal(1, 10)
+    parts = [(jnp.asarray(x[:, i]), jnp.asarray(weight[:, i])) for i in (slice(0, 4), slice(4, 10))]
+    squares = reference.fold([reference.square_sum(part) for part, _ in parts])
+    words = {"columns": 10, "epsilon": 1e-5}
+    normed = [reference.over_root(part, squares, w, **words) for part, w in parts]
+    same(reference.join(normed), oracle.rms_norm(x, weight, epsilon=1e-5))

@@ -58,7 +58,7 @@ def test_a_program_of_every_kind_rolls_and_writes_out_again(name):
 def test_chips_and_sequences_are_each_written_once(name):
     spec = SPECS[name]
     seqs = [[token, token] for token in range(1, 9)]
-    few = roll(written(spec, "tp_decode_batch", tp=2, seqs=seqs[:2]))
+    few = roll(written(spec, "tp_decode_batch", tp=4, seqs=seqs[:2]))
     many = roll(written(spec, "tp_decode_batch", tp=7, seqs=seqs))
     assert items_of(many.items) == items_of(few.items)
     assert len(many.program.statements) > 5 * items_of(many.items)

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from author.share import Share, attention_heads, by_head, delta_heads, run_of, share
+from author.share import (
+    Share,
+    attention_heads,
+    by_head,
+    counts_keys,
+    delta_heads,
+    lone_heads,
+    run_of,
+    share,
+    shares_keys,
+)
 from author.spec import Attention, GatedDelta
 
 WIDTHS = range(1, 17)
@@ -100,6 +110,25 @@ def test_every_value_head_is_held_once_with_its_key_head(v_heads, k_heads, width
         read = [spread(keys)[j % keys[1]] for j in range(len(heads))]
         assert read == [head % k_heads for head in heads]
     assert sorted(held) == list(range(v_heads))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_key_head_counts_on_one_chip_of_those_that_hold_it(heads, kv_heads, width):
+    a = replace(ATTENTION, heads=heads, kv_heads=kv_heads)
+    counted = [
+        head
+        for part in shares(width)
+        for head in spread(attention_heads(a, part)[1])
+        if counts_keys(a, part) or not shares_keys(a, part)
+    ]
+    assert counted == list(range(kv_heads))
+
+
+@given(heads=st.integers(1, 40), width=st.integers(1, 16))
+def test_every_lone_head_is_held_once(heads, width):
+    runs = [lone_heads(heads, part) for part in shares(width)]
+    assert [head for run in runs for head in spread(run)] == list(range(heads))
 
 
 def test_the_whole_share_has_every_head():

@@ -8,7 +8,20 @@ import pytest
 
 from author.kinds import KINDS, author, run_case
 from author.refusals import check, check_tp
-from author.spec import Rope, SpecError, Temperature, Window, spec_from_json, spec_to_json
+from author.spec import (
+    ChannelDelta,
+    LinearMixer,
+    NormedResidual,
+    Rope,
+    SigmoidGating,
+    SpecError,
+    Temperature,
+    Window,
+    Xielu,
+    rotations,
+    spec_from_json,
+    spec_to_json,
+)
 
 GOLDENS = Path(__file__).parent / "goldens"
 
@@ -47,7 +60,10 @@ def test_everything_that_does_not_fit_is_named_at_once():
     spec["layers"][0]["mixer"]["rope"] = {"dims": 4}
     spec["layers"][1]["ffn"] = {"kind": "sparse"}
     spec["layers"][1]["post_ffn_norm"] = 1
-    known = "d, vocab, rms_eps, layers, final_logit_softcap, embedding_scale, hyper, ple, indexer"
+    known = (
+        "d, vocab, rms_eps, layers, final_logit_softcap, embedding_scale, hyper, ple, indexer,"
+        " norm, logit_scale, head_bias"
+    )
     assert problems(spec_from_json, spec) == [
         "spec.vocab is missing",
         f"spec.colour is no field (there are {known})",
@@ -77,6 +93,20 @@ def test_a_whole_number_may_stand_for_a_real():
     assert spec_to_json(spec_from_json(spec))["embedding_scale"] == 12.0
 
 
+def test_a_field_that_is_as_its_default_is_left_out():
+    spec = changed(spec_of("llama_gqa"), 0, "ffn", bias=True)
+    first, second = (spec_to_json(spec)["layers"][number]["ffn"] for number in range(2))
+    assert (first.pop("bias"), first) == (True, second)
+    assert spec_from_json(spec_to_json(spec)) == spec
+
+
+def test_rotations_that_differ_in_variant_alone_are_two():
+    spec = spec_of("llama_gqa")
+    rope = spec.layers[0].mixer.rope
+    spec = changed(spec, 1, "mixer", rope=replace(rope, variant=1))
+    assert rotations(spec) == (rope, replace(rope, variant=1))
+
+
 def test_what_is_no_number_is_refused():
     spec = spec_json("llama_gqa") | {"embedding_scale": float("inf"), "d": True}
     assert problems(spec_from_json, spec) == [
@@ -102,11 +132,14 @@ def test_value_heads_of_a_gated_delta_are_a_multiple_of_its_key_heads():
     ]
 
 
-def test_two_temperatures_over_one_width_are_refused():
+@pytest.mark.parametrize("another", [{"scale": 0.2}, {"floor": 4096.0}, {"offset": 0}])
+def test_two_temperatures_over_one_width_are_refused(another):
     spec = spec_of("chunked_unit_norm_dense")
     warm = Temperature(floor=8192.0, scale=0.1)
     for number in range(2):
-        spec = changed(spec, number, "mixer", temperature=replace(warm, scale=0.1 + number))
+        spec = changed(spec, number, "mixer", temperature=warm)
+    check(spec)
+    spec = changed(spec, 1, "mixer", temperature=replace(warm, **another))
     half = spec.layers[0].mixer.head_dim // 2
     assert problems(check, spec) == [
         "spec.layers[1].mixer.temperature is unlike spec.layers[0].mixer.temperature,"
@@ -133,6 +166,12 @@ def test_zeros_are_listed_in_full():
         ({"rope": Rope(dims=512, theta=1e4)}, "rope.dims is 512, wanted an even number from 2 to"),
         ({"window": Window(kind="sliding", n=0)}, "window.n is 0, wanted at least 1"),
         ({"qk_norm_whole": True}, "qk_norm_whole is true, wanted qk_norm beside it"),
+        ({"qk_norm_after_rope": True}, "qk_norm_after_rope is true, wanted qk_norm beside it"),
+        (
+            {"qk_norm": True, "qk_norm_whole": True, "qk_norm_after_rope": True},
+            "qk_norm_after_rope is true, wanted qk_norm_whole false",
+        ),
+        ({"clip": 0.0}, "clip is 0.0, wanted a positive number"),
     ],
 )
 def test_an_attention_that_would_come_out_wrong_is_refused(fields, wanted):
@@ -146,11 +185,81 @@ def test_an_attention_that_would_come_out_wrong_is_refused(fields, wanted):
         ({"top_k": 99}, "top_k is 99, wanted at most experts, which is"),
         ({"shared_gate": True}, "shared_gate is true, wanted shared_experts for it to gate"),
         ({"shared_experts": 1, "shared_dff": 0}, "shared_dff is 0, wanted at least 1"),
+        ({"shared_bias": True}, "shared_bias is true, wanted shared_experts for it to be added in"),
+        (
+            {"choice_bias": True, "gating": SigmoidGating(bias=True)},
+            "choice_bias is true, wanted the gating 'softmax_then_top_k'",
+        ),
     ],
 )
 def test_a_mixture_that_would_come_out_wrong_is_refused(fields, wanted):
     (found,) = problems(check, changed(spec_of("moe_softmax"), 0, "ffn", **fields))
     assert found.startswith(f"spec.layers[0].ffn.{wanted}")
+
+
+@pytest.mark.parametrize(
+    ("mixer", "wanted"),
+    [
+        (
+            ChannelDelta(heads=0, head_dim=4, conv_taps=4, decay_rank=0, gate_rank=4),
+            ["heads is 0, wanted at least 1", "decay_rank is 0, wanted at least 1"],
+        ),
+        (
+            LinearMixer(heads=2, head_dim=0, norm_eps=0.0),
+            ["head_dim is 0, wanted at least 1", "norm_eps is 0.0, wanted a positive number"],
+        ),
+    ],
+    ids=["channel_delta", "linear_attention"],
+)
+def test_a_mixer_of_another_kind_that_would_come_out_wrong_is_refused(mixer, wanted):
+    spec = spec_of("llama_gqa")
+    spec = replace(spec, layers=(replace(spec.layers[0], mixer=mixer), *spec.layers[1:]))
+    assert problems(check, spec) == [f"spec.layers[0].mixer.{one}" for one in wanted]
+
+
+@pytest.mark.parametrize(
+    ("part", "fields", "wanted"),
+    [
+        ("latent_attention_q_lora", {"norm_eps": -1.0}, "norm_eps is -1.0, wanted a positive"),
+        ("gated_delta_dense", {"unit_eps": 0.0}, "unit_eps is 0.0, wanted a positive number"),
+    ],
+)
+def test_an_epsilon_that_is_not_positive_is_refused(part, fields, wanted):
+    (found,) = problems(check, changed(spec_of(part), 0, "mixer", **fields))
+    assert found.startswith(f"spec.layers[0].mixer.{wanted}")
+
+
+def test_a_xielu_beside_a_gate_is_refused():
+    xielu = Xielu(beta=0.5, cut=float("nan"))
+    spec = changed(spec_of("llama_gqa"), 0, "ffn", xielu=xielu)
+    assert problems(check, spec) == [
+        "spec.layers[0].ffn.xielu.cut is nan, wanted a finite number",
+        "spec.layers[0].ffn.xielu is set, wanted gated false: it stands in place of a gate",
+    ]
+
+
+def test_a_feed_forward_without_a_gate_has_an_activation_that_there_is():
+    spec = changed(spec_of("llama_gqa"), 0, "ffn", gated=False, act="relu")
+    (found,) = problems(check, spec)
+    assert found == "the language cannot write an activation other than SiLU or GeLU yet"
+    check(changed(spec, 0, "ffn", xielu=Xielu(beta=0.5, cut=-1e-6)))
+
+
+def test_ways_of_adding_to_the_stream_that_exclude_each_other_are_refused():
+    spec = spec_of("llama_gqa")
+    normed = NormedResidual(mixer_alpha=1.0, mixer_beta=float("inf"), ffn_alpha=1.0, ffn_beta=1.0)
+    odd = replace(
+        spec.layers[0], pre_norm=False, parallel=True, residual_scale=0.2, normed_residual=normed
+    )
+    at = "spec.layers[0].normed_residual"
+    assert problems(check, replace(spec, layers=(odd, spec.layers[1]))) == [
+        "spec.layers[0].parallel is true, wanted pre_norm beside it: both blocks read what it"
+        " norms",
+        f"{at}.mixer_beta is inf, wanted a finite number",
+        f"{at} is set, wanted pre_norm beside it: the stream goes on from what it norms",
+        f"{at} is set, wanted parallel false: each block has a norm of its own",
+        f"{at} is set, wanted no residual_scale: it has factors of its own",
+    ]
 
 
 def test_what_the_language_lacks_is_told_first_and_alone():
@@ -165,6 +274,7 @@ def test_what_the_language_lacks_is_told_first_and_alone():
     [
         "biases",
         "sinks_and_biased_experts",
+        "qk_norm_whole",
         "latent_attention_q_lora",
         "moe_softmax",
         "tight_groups",

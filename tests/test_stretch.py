@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.tiny import NORM_OF_ALL_HEADS, SPECS, layer, model, random_spec, written
+from tests.tiny import SPECS, random_spec, written
 from tp.roll import roll
 from tp.stretch import stretch
 from tp.unroll import unroll
@@ -55,30 +55,10 @@ def test_a_text_of_two_stretches_on_any_number_of_chips(name):
 @pytest.mark.parametrize("name", ALL)
 def test_rows_of_one_sequence_stretch_in_a_layer_too(name):
     def shared(rows):
-        return {"poss": range(3, 3 + rows), "rows": "shared"}
+        return {"poss": list(range(3, 3 + rows)), "rows": "shared"}
 
-    same_text(ALL[name], "stacked_layer", lambda n: {k: _listed(v) for k, v in shared(n).items()})
-    same_text(
-        ALL[name], "tp_stacked_layer", lambda n: {k: _listed(v) for k, v in shared(n).items()}, tp=3
-    )
-
-
-def _listed(value):
-    return value if isinstance(value, str) else list(value)
-
-
-def test_a_norm_over_all_heads_stretches():
-    spec = model(layer("attention"))
-    spec = model(
-        type(spec.layers[0])(
-            mixer=NORM_OF_ALL_HEADS,
-            ffn=spec.layers[0].ffn,
-            post_mixer_norm=False,
-            post_ffn_norm=True,
-        )
-    )
-    for kind in ("prefill", "decode_batch"):
-        same_text(spec, kind, KINDS[kind])
+    same_text(ALL[name], "stacked_layer", shared)
+    same_text(ALL[name], "tp_stacked_layer", shared, tp=3)
 
 
 def test_without_numbers_the_first_authored_ones_are_repeated():

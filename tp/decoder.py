@@ -13,7 +13,6 @@ from jaxtyping import Float32
 
 from author.families.model import Model
 from author.kinds import author
-from author.spec import GatedDelta
 from kernels.q8 import BLOCK
 from tp import sample
 from tp.launch import Devices
@@ -79,7 +78,7 @@ class Decoder:
 
     def _lowered(self, kind: str, args: dict[str, Any], rows: int | None = None) -> Lowered:
         """A program of the model, authored for two rows and stretched where it stacks them."""
-        split = {"tp": self.devices.chips, "align": BLOCK, "vocabulary": True}
+        split = {"tp": self.devices.chips, "align": BLOCK, "vocabulary": True, "beyond": True}
         program = author(
             self.model.spec, kind, {"dir": "weights", "ctx": self.context, **args, **split}
         )
@@ -122,11 +121,14 @@ class Decoder:
 
     def fresh(self) -> Arrays:
         """Empty caches and states of one sequence."""
-        return zeros(self.decode.states, self.devices.mesh)
+        make = self._step(("fresh",), lambda: zeros(self.decode.states, self.devices.mesh))
+        return make()
 
     def fresh_batch(self, sequences: int) -> Arrays:
         """Empty caches and states of several sequences, one a leading row."""
-        return zeros(self._batch(sequences)[0].states, self.devices.mesh)
+        states = self._batch(sequences)[0].states
+        make = self._step(("fresh", sequences), lambda: zeros(states, self.devices.mesh))
+        return make()
 
     def insert(self, batch: Arrays, slot: int, one: Arrays) -> Arrays:
         """The batch with one sequence's states put into a slot; the batch is given up."""
@@ -136,7 +138,7 @@ class Decoder:
     @property
     def rewinds(self) -> bool:
         """Whether a sequence can go back to an earlier position: a recurrent state cannot."""
-        return not any(isinstance(layer.mixer, GatedDelta) for layer in self.model.spec.layers)
+        return all(operand.role == "cache" for operand in self.decode.states.values())
 
     # --- Reading a prompt
 
@@ -161,19 +163,22 @@ class Decoder:
         lowered = self._lowered("tp_prefill", args, rows)
         return whole_step(lowered, self.devices.mesh, ("logits",))
 
-    def score(
-        self, ids: Sequence[int], states: Arrays | None = None, position: int = 1
-    ) -> Float32[np.ndarray, "rows vocabulary"]:
-        """The logits at every position of `ids`."""
+    def score(self, ids: Sequence[int]) -> Float32[np.ndarray, "rows vocabulary"]:
+        """The logits at every position of `ids`, a sequence of their own."""
+        return self.read(self.fresh(), ids)[0]
+
+    def read(
+        self, states: Arrays, ids: Sequence[int], position: int = 1
+    ) -> tuple[Float32[np.ndarray, "rows vocabulary"], Arrays]:
+        """The logits at every one of `ids`, the first at `position`, and the states after them."""
         self.check_fits(ids, position)
-        states = self.fresh() if states is None else states
         found: list[np.ndarray] = []
         for part, rows in _chunks(ids, self.chunks):
             step = self._step(("score", rows), lambda rows=rows: self._score(rows))
             out, states = step(self.weights, states, _chunk_inputs(part, rows, position))
             found.append(np.asarray(out["blogits"])[: len(part)])
             position += len(part)
-        return np.concatenate(found)
+        return np.concatenate(found), states
 
     def _score(self, rows: int) -> Any:
         args = {"toks": [0, 0], "pos0": 1}

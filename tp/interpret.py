@@ -112,9 +112,9 @@ class _Run:
             case Tensor():
                 self.env[statement.name] = self.declared(statement)
             case Tokens(name, cols):
-                self.env[name] = np.zeros((1, cols), np.int32)
+                self.env[name] = self.array(np.zeros((1, cols), np.int32))
             case SetItem(item, name, token):
-                self.env[name] = _with_item(self.env[name], item - 1, token)
+                self.env[name] = self.array(_with_item(self.env[name], item - 1, token))
             case Number(name, value):
                 self.env[name] = value
             case SetRow() | SetRows():

@@ -10,9 +10,9 @@ from author.chips import chip_programs
 from author.kinds import author
 from author.names import Name
 from author.program import Program, roles
-from kernels.q8 import BLOCK, dequantise
+from kernels.q8 import BLOCK
 from tp.interpret import interpret_chips
-from tp.loader import read_rows, read_table
+from tp.loader import read_table, read_whole
 from tp.operands import operands
 from tp.roll import roll
 from tp.source import Source
@@ -26,7 +26,7 @@ def literal_logits(
     The texts of all chips are run side by side by the interpreter, in float32 with the
     reference kernels: no rolling, no lowering, no mesh.
     """
-    split = {"tp": chips, "align": BLOCK, "vocabulary": True}
+    split = {"tp": chips, "align": BLOCK, "vocabulary": True, "beyond": True}
     values: dict[Name, Any] = {}
     found: list[np.ndarray] = []
     for position, token in enumerate(ids, start=1):
@@ -49,20 +49,12 @@ def _kept(program: Program) -> set[Name]:
 def _whole_matrices(source: Source, program: Program) -> dict[Name, Any]:
     """Weights and tables whole, as the language has them: inputs by outputs."""
     model, checkpoint = source.model, source.checkpoint
-    wanted = operands(roll(program))
-    whole: dict[Name, Any] = {
-        name: read_table(model, checkpoint, operand)
-        for name, operand in wanted.items()
-        if operand.role == "table"
-    }
-    for name, views in model.views.items():
-        operand = wanted[name]
-        if operand.quantised:
-            outputs = operand.whole[1 if operand.stored == "turned" else 0]
-            stored = dequantise(read_rows(checkpoint, views, 0, outputs, None))
-            whole[name] = stored.T if operand.stored == "turned" else stored
-        else:
-            whole[name] = checkpoint.read(views[0].tensor).reshape(operand.whole)
+    whole: dict[Name, Any] = {}
+    for name, operand in operands(roll(program)).items():
+        if operand.role == "table":
+            whole[name] = read_table(model, checkpoint, operand)
+        elif operand.role == "weight" and not (model.tied and name == Name("Wout")):
+            whole[name] = read_whole(model, checkpoint, operand)
     if model.tied:
         whole[Name("Wout")] = whole[Name("Emb")].T
     return whole

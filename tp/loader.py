@@ -1,9 +1,8 @@
 """Fills operands from a checkpoint: each device gets its own slices, read once, and a receipt."""
 
-import math
 import resource
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
@@ -11,18 +10,19 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from author.families.model import Model, View
-from author.manifest import Ranges
-from author.names import Name
-from kernels.q8 import BLOCK, Q8, concatenate
+from kernels.q8 import Q8, concatenate, dequantise
 from kernels.table import pack
-from tp.checkpoint import Checkpoint, CheckpointError
+from tp.checkpoint import Checkpoint
+from tp.fitting import check_tensors
 from tp.launch import Devices
 from tp.lower import partition
 from tp.operands import Operand
+from tp.slices import Padded, begins, block_of, cut, outputs_first, stored_ranges
 from tp.tables import host_table
+from tp.views import read_floats, read_q8
 
 Progress = Callable[[str, int, int], None]  # what, done, of
 
@@ -84,57 +84,6 @@ def load(
     return weights, receipt
 
 
-def check_tensors(
-    model: Model, operands: Mapping[str, Operand], checkpoint: Checkpoint
-) -> dict[str, str]:
-    """Refuse a checkpoint whose tensors are not just those of the model; why others are skipped."""
-    problems: list[str] = []
-    used: set[str] = set()
-    for key, operand in operands.items():
-        if operand.role != "weight":
-            continue
-        views = model.views[Name.of(key)]
-        used |= {v.tensor for v in views}
-        problems += _misfits(operand, views, checkpoint)
-    used |= {r.divisors for r in model.rotations if r.divisors is not None}
-    skipped: dict[str, str] = {}
-    for name in checkpoint.tensors:
-        reason = next((r for s, r in model.skipped.items() if name.endswith(s)), None)
-        if name in used:
-            continue
-        if reason is None:
-            problems.append(f"{name} belongs to nothing that a {model.family} model computes")
-        else:
-            skipped[name] = reason
-    if problems:
-        raise CheckpointError(
-            file=str(checkpoint.path),
-            tensor=None,
-            found="; ".join(problems),
-            wanted="the tensors that its config describes",
-        )
-    return skipped
-
-
-def _misfits(operand: Operand, views: Sequence[View], checkpoint: Checkpoint) -> Iterator[str]:
-    rows, cols = operand.whole
-    outputs, inputs = (cols, rows) if operand.stored == "turned" else (rows, cols)
-    missing = [v.tensor for v in views if v.tensor not in checkpoint.tensors]
-    if missing:
-        yield f"{', '.join(missing)} is missing"
-        return
-    found = [checkpoint.tensors[v.tensor] for v in views]
-    if not operand.quantised:
-        (tensor,) = found
-        if tensor.shape != (inputs,):
-            yield f"{tensor.name} is {list(tensor.shape)}, wanted [{inputs}]"
-        return
-    total = sum(t.rows if v.rows is None else v.rows[1] for v, t in zip(views, found, strict=True))
-    for tensor in found:
-        if len(tensor.shape) < 2 or tensor.cols != inputs or total != outputs:
-            yield f"{tensor.name} is {list(tensor.shape)}, wanted [{outputs}, {inputs}]"
-
-
 class _Filling:
     """A load on its way."""
 
@@ -153,8 +102,12 @@ class _Filling:
             return key, self.spread(
                 operand, lambda chip: read_table(self.model, self.checkpoint, operand)
             )
+        constant = self.model.constants.get(operand.name)
+        if constant is not None:
+            whole = np.array(constant, np.float32)
+            return key, self.spread(operand, lambda chip: cut(operand, whole, chip))
         views = self.model.views[operand.name]
-        make = self.quantised if operand.quantised else self.plain
+        make = self.quantised if operand.quantised else self.floats
         return key, self.spread(operand, lambda chip: make(operand, views, chip))
 
     def spread(self, operand: Operand, local: Callable[[int], Any]) -> Any:
@@ -194,14 +147,19 @@ class _Filling:
                 held.bytes_held += size
                 held.bytes_padding += round(size * padding)
 
-    def plain(self, operand: Operand, views: Sequence[View], chip: int) -> np.ndarray:
-        """A float vector, whole on every chip."""
-        (view,) = views
-        return self.checkpoint.read(view.tensor).reshape(operand.whole)
+    def floats(self, operand: Operand, views: Sequence[View], chip: int) -> np.ndarray:
+        """A float matrix as the language has it, inputs first."""
+        outer, inner = stored_ranges(operand, chip)
+        found = np.zeros((sum(w for *_, w in outer), sum(w for *_, w in inner)), np.float32)
+        for (first, count, _), row in zip(outer, begins(outer), strict=True):
+            for (start, length, _), col in zip(inner, begins(inner), strict=True):
+                part = read_floats(self.checkpoint, views, first, count, start, length)
+                found[row : row + count, col : col + length] = part
+        return np.ascontiguousarray(found.T)
 
     def quantised(self, operand: Operand, views: Sequence[View], chip: int) -> Any:
-        outer, inner = _stored_ranges(operand, chip)
-        block = _block(operand)
+        outer, inner = stored_ranges(operand, chip)
+        block = block_of(operand)
         parts = [self.columns(views, outer, *piece) for piece in inner]
         joined = concatenate(
             [
@@ -215,14 +173,14 @@ class _Filling:
     def columns(
         self,
         views: Sequence[View],
-        outer: list[tuple[int, int, int]],
+        outer: list[Padded],
         start: int,
         length: int,
         _: int,
     ) -> Q8:
         """Every output range of one range of inputs, padded and put one below the other."""
         parts = [
-            read_rows(self.checkpoint, views, first, count, ((start, length),)).padded(outer=width)
+            read_q8(self.checkpoint, views, first, count, ((start, length),)).padded(outer=width)
             for first, count, width in outer
         ]
         return concatenate(parts, "outer")
@@ -231,7 +189,26 @@ class _Filling:
 # --- Matrices and tables as the checkpoint has them
 
 
-def read_table(model: Model, checkpoint: Checkpoint, operand: Operand) -> np.ndarray:
+def load_tables(
+    model: Model,
+    operands: Mapping[str, Operand],
+    checkpoint: Checkpoint,
+    devices: Devices,
+    *,
+    long: bool,
+) -> dict[str, Any]:
+    """The tables of a program on its devices, for short sequences or for long ones."""
+    sharding = NamedSharding(devices.mesh, PartitionSpec())
+    return {
+        key: jax.device_put(read_table(model, checkpoint, operand, long=long), sharding)
+        for key, operand in operands.items()
+        if operand.role == "table"
+    }
+
+
+def read_table(
+    model: Model, checkpoint: Checkpoint, operand: Operand, *, long: bool = False
+) -> np.ndarray:
     """A host table of the model, float32."""
     bare = operand.name.base.rstrip("0123456789")
     rotary = bare.removesuffix("c") in ("cos", "sin")
@@ -244,78 +221,22 @@ def read_table(model: Model, checkpoint: Checkpoint, operand: Operand) -> np.nda
         spec=model.spec,
         rotations=model.rotations,
         divisors=divisors,
+        long=long,
     )
 
 
-def read_rows(
-    checkpoint: Checkpoint, views: Sequence[View], first: int, count: int, inner: Ranges | None
-) -> Q8:
-    """A range of outputs of a quantised matrix, through its views."""
-    parts: list[Q8] = []
-    at = 0
-    for view in views:
-        start, rows = view.rows or (0, checkpoint.tensors[view.tensor].rows)
-        low, high = max(first, at), min(first + count, at + rows)
-        if low < high or not parts:
-            local = (low - at, max(high - low, 0))
-            parts.append(_read_view(checkpoint, view, start, local, inner))
-        at += rows
-    return concatenate(parts, "outer")
-
-
-def _read_view(
-    checkpoint: Checkpoint, view: View, start: int, local: tuple[int, int], inner: Ranges | None
-) -> Q8:
-    first, count = local
-    if view.paired is None:
-        outer: Any = [(start + first, count)]
-    else:
-        outer = start + half_split(np.arange(first, first + count), view.paired)
-    return checkpoint.read_q8(view.tensor, outer=outer, inner=inner)
-
-
-def half_split(rows: np.ndarray, width: int) -> np.ndarray:
-    """Where half-split rows stand in a tensor whose rotary pairs are side by side."""
-    head, at = np.divmod(rows, width)
-    half = width // 2
-    return head * width + np.where(at < half, 2 * at, 2 * (at - half) + 1)
-
-
-def _stored_ranges(
-    operand: Operand, chip: int
-) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
-    """The (start, length, padded length) of a chip along outputs and inputs."""
-    rows, cols = operand.whole
-    whole_rows, whole_cols = [(0, rows, rows)], [(0, cols, cols)]
-    if operand.layout is not None:
-        ranges = operand.layout.ranges[chip]
-        padded = [
-            (*(ranges[i] if i < len(ranges) else (0, 0)), width)
-            for i, width in enumerate(operand.layout.widths)
-        ]
-        if operand.layout.axis == "rows":
-            whole_rows = padded
-        else:
-            whole_cols = padded
-    if operand.stored == "turned":
-        return whole_cols, whole_rows
-    return whole_rows, whole_cols
-
-
-def _block(operand: Operand) -> int:
-    """The scale block of every chip's slice: fine enough that no chip's cut falls inside one."""
-    block = BLOCK
-    chips = 0 if operand.layout is None else len(operand.layout.ranges)
-    end = operand.whole[0] if operand.stored == "turned" else operand.whole[1]
-    for chip in range(chips):
-        _, inner = _stored_ranges(operand, chip)
-        for start, length, width in inner:
-            block = math.gcd(block, start)
-            if start + length != end or len(inner) > 1:
-                block = math.gcd(block, length)
-            if len(inner) > 1:
-                block = math.gcd(block, width)
-    return block
+def read_whole(model: Model, checkpoint: Checkpoint, operand: Operand) -> np.ndarray:
+    """A weight whole and in float32, as the language has it: inputs by outputs."""
+    if operand.name in model.constants:
+        return np.array(model.constants[operand.name], np.float32)
+    views, (outputs, inputs) = model.views[operand.name], outputs_first(operand)
+    if not operand.quantised:
+        return read_floats(checkpoint, views, 0, outputs, 0, inputs).T
+    stored = np.asarray(dequantise(read_q8(checkpoint, views, 0, outputs, None)))
+    if operand.stored == "plain":
+        return stored
+    by_head = stored.reshape(operand.heads, -1, inputs).transpose(0, 2, 1)
+    return by_head.reshape(operand.whole)
 
 
 def _assembled(leaves: Sequence[jax.Array], sharding: NamedSharding) -> jax.Array:

@@ -13,13 +13,16 @@ from author.forms import Expression, Statement
 from author.names import Name
 from author.program import ProgramError
 from author.statements import (
+    CausalAttention,
     Fold,
     Join,
     Let,
     Matmul,
     Number,
+    Plus,
     Row,
     Rows,
+    Scaled,
     SetItem,
     SetRow,
     SetRows,
@@ -114,10 +117,11 @@ def _batched(name: Name) -> bool:
 
 
 def _each_chip(number: Any) -> Any:
-    """An address that differs from chip to chip, looked up where the program runs."""
+    """An address or a factor that differs from chip to chip, looked up where the program runs."""
     if not isinstance(number, Each):
         return number
-    values = jnp.array([v or 0 for v in number.values], jnp.int32)
+    real = any(isinstance(v, float) for v in number.values)
+    values = jnp.array([v or 0 for v in number.values], jnp.float32 if real else jnp.int32)
     return values[jax.lax.axis_index(CHIP)]
 
 
@@ -173,7 +177,7 @@ class _Lowering:
                     self.env[_key(name)], self.env[_key(x)], row=self.scalar(row), **self.count()
                 )
             case Let(name, value):
-                self.env[_key(name)] = self.value(value, batch)
+                self.env[_key(name)] = _alike(statement, self.value(value, batch))
             case _:
                 raise AssertionError(statement)
 
@@ -228,6 +232,8 @@ class _Lowering:
                 return jax.lax.psum(self.env[_key(partial)], CHIP)
             case Join(partial):
                 return self.join(partial)
+            case Scaled(x, Each() as factor):
+                return self.env[_key(x)] * _each_chip(factor)
             case _:
                 return self.computed(form, batch)
 
@@ -247,7 +253,8 @@ class _Lowering:
         names, options = arguments(form)
         keywords = {k: _largest(v) for k, v in options.items() if not isinstance(v, Name)}
         named = {k: v for k, v in options.items() if isinstance(v, Name)}
-        if type(form).UPDATES and not runs(form, "sequence"):
+        counts = isinstance(form, CausalAttention) or type(form).UPDATES
+        if counts and not runs(form, "sequence"):
             keywords |= self.count()
         call = self.paths(operation(form))
         arrays = [self.env[_key(n)] for n in names]
@@ -277,6 +284,17 @@ class _Lowering:
         return value
 
 
+def _alike(statement: Let, value: Any) -> Any:
+    """A value that no chip's name claims must be the same on all: a join would hide the rest."""
+    if statement.name.chip is None and CHIP in jax.typeof(value).manual_axis_type.varying:
+        raise ProgramError.at(
+            statement,
+            found=f"{statement.name} differs from chip to chip",
+            wanted="a fold or a join of what the chips have",
+        )
+    return value
+
+
 def _held(
     items: tuple[Item, ...], wanted: Mapping[str, Operand]
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -286,6 +304,8 @@ def _held(
         if not isinstance(value, Join):
             continue
         form = made.get(_key(value.partial))
+        if isinstance(form, Plus):  # a product and its bias
+            form = made.get(_key(form.a))
         operand = wanted.get(str(canonical(form.w))) if isinstance(form, Matmul) else None
         if operand is None or operand.layout is None or operand.layout.axis != "cols":
             raise ProgramError.of(

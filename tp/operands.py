@@ -114,8 +114,8 @@ def tensors(
                 yield from tensors(body, count)
             case Loop():
                 yield from tensors(item.body, sequences)
-            case Once():
-                yield from tensors((item.item,), sequences)
+            case Once(axis, inner):  # what stands in the first sequence alone serves all
+                yield from tensors((inner,), None if axis == "sequence" else sequences)
             case Tensor():
                 yield item, sequences
 

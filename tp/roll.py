@@ -11,6 +11,7 @@ from author.manifest import TpCollective, TpManifest
 from author.names import Name
 from author.program import Program, ProgramError, bound, changed, read_by
 from author.statements import (
+    First,
     Fold,
     Join,
     Let,
@@ -73,6 +74,8 @@ def _merge_fields(axis: Axis, copies: Sequence[Any], indices: Sequence[int], chi
         values = [getattr(c, field.name) for c in copies]
         if axis == "sequence" and (type(first), field.name) in RUN_TIME:
             fields[field.name] = Listed(tuple(values))
+        elif axis == "chip" and (type(first), field.name) in BY_CHIP and len(set(values)) > 1:
+            fields[field.name] = _each(values, indices, chips)
         else:
             fields[field.name] = merge(axis, values, indices, chips)
     return type(first)(**fields)
@@ -81,17 +84,24 @@ def _merge_fields(axis: Axis, copies: Sequence[Any], indices: Sequence[int], chi
 # Integers that a step takes from outside: no rule says how they run.
 RUN_TIME = {(Number, "value"), (SetItem, "token")}
 
+# Reals that may differ from chip to chip: what several chips hold alike counts on one of them.
+BY_CHIP = {(Scaled, "factor")}
+
 
 def _merge_integers(axis: Axis, values: Sequence[int], indices: Sequence[int], chips: int) -> Any:
     if axis == "chip":
         if tuple(values) == tuple(indices):
             return CHIP
-        by_chip = dict(zip(indices, values, strict=True))
-        return Each(tuple(by_chip.get(chip) for chip in range(chips)))
+        return _each(values, indices, chips)
     step = values[1] - values[0]
     if any(v != values[0] + step * i for i, v in enumerate(values)):
         raise Uneven
     return Along(axis, values[0], step)
+
+
+def _each(values: Sequence[Any], indices: Sequence[int], chips: int) -> Each:
+    by_chip = dict(zip(indices, values, strict=True))
+    return Each(tuple(by_chip.get(chip) for chip in range(chips)))
 
 
 # --- Chips
@@ -207,8 +217,9 @@ def _merge_chips(present: dict[int, tuple[Item, ...]], chips: int) -> Any:
 
 
 def _is_zero_partial(block: tuple[Item, ...]) -> bool:
+    """A zero is a multiple by 0.0, of a value at hand or of some columns of one."""
     match block:
-        case (Let(value=Scaled(factor=0.0)),):
+        case (Let(value=Scaled(factor=0.0)),) | (Let(value=First()), Let(value=Scaled(factor=0.0))):
             return True
         case _:
             return False

@@ -32,18 +32,21 @@ class Along:
 
 @dataclass(frozen=True)
 class Each:
-    """An integer of its own on each chip; None on a chip that has no part in the statement."""
+    """A number of its own on each chip; None on a chip that has no part in the statement.
 
-    values: tuple[int | None, ...]
+    Integers are extents or addresses; a real is the factor of a multiple.
+    """
 
-    def at(self, index: int) -> int | None:
+    values: tuple[int | None, ...] | tuple[float | None, ...]
+
+    def at(self, index: int) -> int | float | None:
         """Its value on one chip."""
         return self.values[index]
 
     @property
     def largest(self) -> int:
-        """What every chip is padded to."""
-        return max(v for v in self.values if v is not None)
+        """What every chip is padded to, of an extent."""
+        return max(v for v in self.values if isinstance(v, int))
 
     def __str__(self) -> str:
         return "{" + "/".join("-" if v is None else str(v) for v in self.values) + "}"

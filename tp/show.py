@@ -81,8 +81,12 @@ def _range(values: Iterator[int]) -> str:
 
 def _without_empty(rows: list[Sequence[str]]) -> list[list[str]]:
     """The table without columns that are zero for every chip."""
-    kept = [i for i in range(len(rows[0])) if any(row[i] not in ("0", "0 B") for row in rows[1:])]
+    kept = [0, *(i for i in range(1, len(rows[0])) if _says_something(rows, i))]
     return [[row[i] for i in kept] for row in rows]
+
+
+def _says_something(rows: list[Sequence[str]], column: int) -> bool:
+    return any(row[column] not in ("0", "0 B") for row in rows[1:])
 
 
 def _cache_bytes(engine: Engine) -> int:

@@ -45,12 +45,12 @@ def open_source(name: str) -> Source:
     """
     path = demo_path() if name == DEMO else Path(name).expanduser()
     checkpoint = open_checkpoint(path)
+    shapes = {t.name: t.shape for t in checkpoint.tensors.values()}
     if checkpoint.format == "gguf":
-        shapes = {t.name: t.shape for t in checkpoint.tensors.values()}
         model = from_gguf(checkpoint.config, shapes, path.name)
         tokenizer = Tokenizer.from_gguf(checkpoint.config, where=path.name)
         return Source(path=path, checkpoint=checkpoint, model=model, tokenizer=tokenizer)
-    model = from_config(checkpoint.config, "config.json")
+    model = from_config(checkpoint.config, "config.json", shapes)
     has_tokenizer = (path / "tokenizer.json").exists()
     tokenizer = Tokenizer.from_directory(path) if has_tokenizer else None
     return Source(path=path, checkpoint=checkpoint, model=model, tokenizer=tokenizer)

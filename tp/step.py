@@ -54,14 +54,14 @@ def shapes(states: Mapping[str, Operand], mesh: Mesh) -> Arrays:
     }
 
 
-def zeros(states: Mapping[str, Operand], mesh: Mesh) -> Arrays:
-    """Fresh caches and states, each chip's slice on its own device."""
+def zeros(states: Mapping[str, Operand], mesh: Mesh) -> Callable[[], Arrays]:
+    """What makes fresh caches and states, each chip's slice on its own device."""
     like = shapes(states, mesh)
 
     def make() -> Arrays:
         return {key: jnp.zeros(s.shape, s.dtype) for key, s in like.items()}
 
-    return jax.jit(make, out_shardings={key: s.sharding for key, s in like.items()})()
+    return jax.jit(make, out_shardings={key: s.sharding for key, s in like.items()})
 
 
 def global_shape(operand: Operand, mesh: Mesh) -> tuple[int, ...]:

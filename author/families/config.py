@@ -7,12 +7,22 @@ MISSING = object()
 
 # Keys that say nothing about what a forward pass computes.
 IGNORED = frozenset({
-    "_name_or_path", "architectures", "attention_dropout", "auto_map", "bos_token_id", "dtype",
-    "eos_token_id", "hidden_dropout", "initializer_range", "is_llama_config", "model_type",
-    "output_attentions", "output_hidden_states", "pad_token_id", "pretraining_tp",
-    "return_dict", "rope_interleaved", "torch_dtype", "transformers.js_config",
-    "transformers_version", "unsloth_fixed", "unsloth_version", "use_cache",
+    "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures",
+    "attention_dropout", "attn_implementation", "auto_map", "bos_token_id", "cache_implementation",
+    "chunk_size_feed_forward", "dtype", "embd_pdrop", "eod_token_id", "eos_token_id",
+    "finetuning_task", "hidden_dropout", "id2label", "initializer_range", "is_decoder",
+    "is_encoder_decoder", "is_llama_config", "label2id", "max_length", "model_max_length",
+    "model_type", "output_attentions", "output_hidden_states", "output_router_logits",
+    "pad_token_id", "pretraining_tp", "problem_type", "resid_pdrop", "residual_dropout",
+    "return_dict", "rope_interleaved", "router_aux_loss_coef", "router_jitter_noise",
+    "sep_token_id", "task_specific_params", "tie_encoder_decoder", "tokenizer_class",
+    "torch_dtype", "torchscript", "transformers.js_config", "transformers_version",
+    "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache",
 })  # fmt: skip
+
+REMEDIES = {
+    "quantization_config": "these weights are stored quantised: a copy in bf16, or a GGUF, would do"
+}
 
 
 class ConfigError(ValueError):
@@ -42,9 +52,21 @@ class Config:
             return None
         return default
 
-    def count(self, key: str, default: Any = MISSING) -> int:
-        """A whole number of at least one."""
-        value = self.get(key, default)
+    def same(self, keys: Sequence[str], default: Any = MISSING) -> Any:
+        """The value that goes by several keys; a complaint where two of them differ."""
+        given = {key: self.get(key, None) for key in keys}
+        given = {key: value for key, value in given.items() if value is not None}
+        if not given:
+            return self.get(keys[0], default)
+        (first, value), *others = given.items()
+        for key, other in others:
+            if other != value:
+                self.complain(f"{first} is {value!r} and {key} is {other!r}: they say the same")
+        return value
+
+    def count(self, key: str, default: Any = MISSING, *, also: Sequence[str] = ()) -> int:
+        """A whole number of at least one; `also` are other keys that say the same."""
+        value = self.same((key, *also), default)
         if value is None:
             return 1  # complained of already, or an optional default: never used
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -52,15 +74,19 @@ class Config:
             return 1
         return value
 
-    def real(self, key: str, default: Any = MISSING) -> float:
-        """A number."""
-        value = self.get(key, default)
+    def real(self, key: str, default: Any = MISSING, *, also: Sequence[str] = ()) -> float:
+        """A number; `also` are other keys that say the same."""
+        value = self.same((key, *also), default)
         if value is None:
             return 1.0
         if not isinstance(value, int | float) or isinstance(value, bool):
             self.complain(f"{key} is {value!r}, wanted a number")
             return 1.0
         return float(value)
+
+    def optional(self, key: str) -> float | None:
+        """A number, or none where the key is absent or null."""
+        return None if self.get(key, None) is None else self.real(key)
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
@@ -77,6 +103,17 @@ class Config:
             self.complain(f"{key} {value!r} is not supported ({supported} is)")
         return value
 
+    def each(self, key: str, layers: int, known: Sequence[Any]) -> tuple[Any, ...] | None:
+        """A value a layer, each out of those known; none where the key is absent or null."""
+        values = self.get(key, None)
+        if values is None:
+            return None
+        if not isinstance(values, list) or len(values) != layers or _strange(values, known):
+            wanted = ", ".join(map(str, known))
+            self.complain(f"{key} wants {layers} of {wanted}, found {values!r}")
+            return (known[0],) * layers
+        return tuple(values)
+
     def complain(self, complaint: str) -> None:
         """Keep a complaint for `done`."""
         self.complaints.append(complaint)
@@ -87,5 +124,11 @@ class Config:
         unknown = sorted(k for k in self.keys if k not in known and self.keys[k] is not None)
         if unknown:
             self.complain(f"nothing is known of {', '.join(unknown)}")
+        for key in set(unknown) & set(REMEDIES):
+            self.complain(REMEDIES[key])
         if self.complaints:
             raise ConfigError(self.where, self.complaints)
+
+
+def _strange(values: Sequence[Any], known: Sequence[Any]) -> bool:
+    return any(value not in known for value in values)

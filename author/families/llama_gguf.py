@@ -6,8 +6,9 @@ from typing import Any
 
 from author.families.config import ConfigError
 from author.families.llama import read
-from author.families.model import Model, Rotation, View
+from author.families.model import Model, Rotation, View, half_split
 from author.names import Name
+from author.spec import Attention
 
 PREFIX = "llama."
 # GGUF key to the Hugging Face key that says the same.
@@ -44,7 +45,12 @@ def read_gguf(keys: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]], w
     """
     tied = "output.weight" not in tensors
     model = read(_translated(keys, tensors, tied, where), where)
-    width = model.rotations[0].dims
+    mixer = model.spec.layers[0].mixer
+    assert isinstance(mixer, Attention)
+    # The converter puts the two entries of a rotary pair side by side.
+    heads = {"Wq": mixer.heads, "Wk": mixer.kv_heads}
+    width = mixer.head_dim
+    paired = {base: half_split(n, width, width) for base, n in heads.items()}
     views = {
         Name("Emb"): (View(tensor="token_embd.weight"),),
         Name("on"): (View(tensor="output_norm.weight"),),
@@ -53,9 +59,7 @@ def read_gguf(keys: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]], w
         views[Name("Wout")] = (View(tensor="output.weight"),)
     for number in range(len(model.spec.layers)):
         for base, tensor in TENSORS.items():
-            # The converter puts the two entries of a rotary pair side by side.
-            paired = width if base in ("Wq", "Wk") else None
-            view = View(tensor=f"blk.{number}.{tensor}.weight", paired=paired)
+            view = View(tensor=f"blk.{number}.{tensor}.weight", rows=paired.get(base))
             views[Name(base, number)] = (view,)
     return replace(
         model,

@@ -1,0 +1,115 @@
+"""A model to talk to: contexts that end, conversations that keep their cache, text in pieces."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tp.decoder import ContextError
+from tp.engine import Conversation, Engine, load
+from tp.sample import Sampling
+
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
+
+
+@pytest.fixture(scope="module")
+def small() -> Engine:
+    """A model of 160 tokens on three chips, with room for 32."""
+    return load(str(CHECKPOINTS / "smollm2"), chips=3, context=32)
+
+
+@pytest.fixture(scope="module")
+def roomy() -> Engine:
+    """The same with room for 64."""
+    return load(str(CHECKPOINTS / "smollm2"), chips=3, context=64)
+
+
+def prompt(length: int) -> list[int]:
+    return [7 * i % 160 for i in range(1, length + 1)]
+
+
+@pytest.mark.parametrize(("length", "made"), [(24, 8), (25, 7), (30, 2), (31, 1), (32, 0)])
+def test_generation_stops_where_the_context_is_full(
+    small: Engine, roomy: Engine, length: int, made: int
+) -> None:
+    conversation = small.chat()
+    tokens = list(conversation.tokens(prompt(length), max_tokens=8))
+    assert len(tokens) == made
+    assert conversation.counts.reason == "length"
+    assert tokens == list(roomy.chat().tokens(prompt(length), max_tokens=8))[:made]
+
+
+def test_a_prompt_longer_than_the_context_is_refused(small: Engine) -> None:
+    conversation = small.chat()
+    with pytest.raises(ContextError, match="33 tokens do not fit a context of 32"):
+        list(conversation.tokens(prompt(33)))
+    assert list(conversation.tokens(prompt(5), max_tokens=3)) == list(
+        small.chat().tokens(prompt(5), max_tokens=3)
+    )
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [([], "an empty prompt"), ([160], "token ids 160 are not among the 160"), ([-1], "ids -1")],
+)
+def test_ids_that_cannot_be_read_are_refused(small: Engine, ids: list[int], said: str) -> None:
+    with pytest.raises(ContextError, match=said):
+        small.logits(ids)
+
+
+def test_a_conversation_reads_only_what_is_new(small: Engine) -> None:
+    conversation = small.chat()
+    first = list(conversation.tokens(prompt(9), max_tokens=4))
+    longer = [*prompt(9), *first, 3, 5]
+    again = list(conversation.tokens(longer, max_tokens=4))
+    # The last token made was never read, and two are new.
+    assert conversation.counts.prompt_tokens == 3
+    assert again == list(small.chat().tokens(longer, max_tokens=4))
+
+
+def test_a_conversation_goes_back_where_the_text_differs(small: Engine) -> None:
+    conversation = small.chat()
+    list(conversation.tokens(prompt(12), max_tokens=4))
+    changed = [*prompt(5), 99, 98]
+    made = list(conversation.tokens(changed, max_tokens=4))
+    assert conversation.counts.prompt_tokens == 2
+    assert made == list(small.chat().tokens(changed, max_tokens=4))
+
+
+def test_a_conversation_left_half_way_can_go_on(small: Engine) -> None:
+    conversation = small.chat()
+    made = conversation.tokens(prompt(6), max_tokens=20)
+    next(made), next(made)
+    made.close()
+    after = list(conversation.tokens(prompt(7), max_tokens=4))
+    assert after == list(small.chat().tokens(prompt(7), max_tokens=4))
+
+
+def test_stop_tokens_end_a_generation_unseen(small: Engine) -> None:
+    free = list(small.chat().tokens(prompt(6), max_tokens=12))
+    stop = next(t for t in free[2:] if t not in free[:2])
+    conversation = small.chat()
+    stops = frozenset({stop, 159})
+    held = list(conversation.tokens(prompt(6), max_tokens=12, stops=stops))
+    assert held == free[: free.index(stop)]
+    assert conversation.counts.reason == "stop"
+
+
+def test_the_same_seed_draws_the_same_tokens(small: Engine) -> None:
+    def drawn(seed: int) -> list[int]:
+        sampling = Sampling(temperature=2.0, top_k=50, seed=seed)
+        return list(small.chat().tokens(prompt(6), max_tokens=12, sampling=sampling))
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
+def test_steps_give_the_logits_of_the_prompt_read_at_once(small: Engine) -> None:
+    at_once = small.logits(prompt(20))
+    by_steps = small.logits_by_steps(prompt(20))
+    assert np.abs(at_once - by_steps).max() < 1e-4 * at_once.std()
+
+
+def test_a_conversation_can_be_made_by_hand(small: Engine) -> None:
+    made = Conversation(engine=small).tokens(prompt(4), max_tokens=2)
+    assert len(list(made)) == 2
