@@ -57,9 +57,7 @@ def cells(checkpoint: Path, chips: int, ways: Sequence[str] = WAYS) -> Iterator[
     run = {"prefill": _prefill, "decode": _decode, "batch": _batch}
     for way in ways:
         error, greedy, of = run[way](decoder, prompts)
-        yield Cell(
-            family=checkpoint.name, chips=chips, way=way, error=error, greedy=greedy, of=of
-        )
+        yield Cell(family=checkpoint.name, chips=chips, way=way, error=error, greedy=greedy, of=of)
 
 
 def _prefill(decoder: Decoder, prompts: list[_Prompt]) -> tuple[float, int, int]:
@@ -80,7 +78,8 @@ def _decode(decoder: Decoder, prompts: list[_Prompt]) -> tuple[float, int, int]:
         states, found, made = decoder.fresh(), [], []
         for position in range(1, len(prompt.ids) + len(prompt.greedy)):
             token = prompt.ids[position - 1] if position <= len(prompt.ids) else made[-1]
-            logits, states = decoder.step(states, token, position)
+            length = max(position, len(prompt.ids))
+            logits, states = decoder.step(states, token, position, length=length)
             found.append(np.asarray(logits)[0])
             if position >= len(prompt.ids):
                 made.append(int(found[-1].argmax()))
@@ -96,14 +95,17 @@ def _batch(decoder: Decoder, prompts: list[_Prompt]) -> tuple[float, int, int]:
     positions = [3, 5, 1]
     states = decoder.fresh_batch(3)
     for slot, start in enumerate(positions):
-        _, one = decoder.read(decoder.fresh(), ids[slot][:start])
+        one = decoder.fresh()
+        for position, token in enumerate(ids[slot][:start], start=1):
+            _, one = decoder.step(one, token, position, length=len(rows[slot].ids))
         states = decoder.insert(states, slot, one)
     found: list[dict[int, np.ndarray]] = [{}, {}, {}]
     for _ in range(max(map(len, ids))):
         # A sequence that has ended stays where it is: it must not disturb the others.
         positions = [min(p + 1, len(i)) for p, i in zip(positions, ids, strict=True)]
         tokens = [i[p - 1] for i, p in zip(ids, positions, strict=True)]
-        logits, states = decoder.step_batch(states, tokens, positions)
+        lengths = [max(p, len(row.ids)) for p, row in zip(positions, rows, strict=True)]
+        logits, states = decoder.step_batch(states, tokens, positions, lengths=lengths)
         for row, position in enumerate(positions):
             found[row].setdefault(position, np.asarray(logits)[row])
     error, greedy = 0.0, 0

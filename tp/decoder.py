@@ -53,13 +53,16 @@ def check_ids(ids: Sequence[int], *, vocabulary: int, context: int, position: in
 class Decoder:
     """Steps of one model on its chips, compiled as they are asked for.
 
-    `weights` are the arrays of the loader; `context` the rows of each cache.
+    `weights` are the arrays of the loader; `context` the rows of each cache. Where a model turns
+    by other frequencies once a sequence is longer than `model.short_length`, `long_tables` are
+    its tables for those, and a sequence that grows past it is to be read again from its start.
     """
 
     model: Model
     devices: Devices
     context: int
     weights: Arrays = field(default_factory=dict)
+    long_tables: Arrays = field(default_factory=dict)
     kernels: str = "auto"
     chunks: Sequence[int] = CHUNKS
     _steps: dict[Any, Any] = field(default_factory=dict)
@@ -117,6 +120,39 @@ class Decoder:
         """Caches and states of one sequence by shape and place alone."""
         return shapes(self.decode.states, self.devices.mesh)
 
+    # --- Short and long sequences
+
+    def is_long(self, length: int) -> bool:
+        """Whether a sequence of so many tokens turns by the long tables."""
+        return self.model.short_length is not None and length > self.model.short_length
+
+    def short_room(self, position: int) -> int | None:
+        """How many more tokens may be read from a position on before the tables change."""
+        if self.model.short_length is None or self.is_long(position):
+            return None
+        return self.model.short_length - position + 1
+
+    def _weights(self, length: int) -> Arrays:
+        return self._long_weights if self.is_long(length) else self.weights
+
+    @cached_property
+    def _long_weights(self) -> Arrays:
+        return {**self.weights, **self.long_tables}
+
+    def _batch_weights(self, lengths: Sequence[int]) -> Arrays:
+        """Weights with tables of its own for each sequence, where there are two kinds of them."""
+        if not self.long_tables:
+            return self.weights
+        kinds = tuple(map(self.is_long, lengths))
+        return self._step(("tables", *kinds), lambda: self._stacked_tables(kinds))
+
+    def _stacked_tables(self, kinds: tuple[bool, ...]) -> Arrays:
+        stacked = {
+            key: jnp.stack([long if kind else self.weights[key] for kind in kinds])
+            for key, long in self.long_tables.items()
+        }
+        return {**self.weights, **stacked}
+
     # --- States
 
     def fresh(self) -> Arrays:
@@ -147,13 +183,16 @@ class Decoder:
     ) -> tuple[jax.Array, Arrays]:
         """The logits `[1, vocabulary]` after the last of `ids`, the first at `position`.
 
+        What the states hold must have been read as the start of a sequence of that kind.
+
         Raises ContextError where they do not fit; `states` are given up.
         """
         self.check_fits(ids, position)
+        weights = self._weights(position + len(ids) - 1)
         logits: Any = None
         for part, rows in _chunks(ids, self.chunks):
             step = self._step(("prefill", rows), lambda rows=rows: self._prefill(rows))
-            out, states = step(self.weights, states, _chunk_inputs(part, rows, position))
+            out, states = step(weights, states, _chunk_inputs(part, rows, position))
             logits = out["logits"]
             position += len(part)
         return logits, states
@@ -172,10 +211,11 @@ class Decoder:
     ) -> tuple[Float32[np.ndarray, "rows vocabulary"], Arrays]:
         """The logits at every one of `ids`, the first at `position`, and the states after them."""
         self.check_fits(ids, position)
+        weights = self._weights(position + len(ids) - 1)
         found: list[np.ndarray] = []
         for part, rows in _chunks(ids, self.chunks):
             step = self._step(("score", rows), lambda rows=rows: self._score(rows))
-            out, states = step(self.weights, states, _chunk_inputs(part, rows, position))
+            out, states = step(weights, states, _chunk_inputs(part, rows, position))
             found.append(np.asarray(out["blogits"])[: len(part)])
             position += len(part)
         return np.concatenate(found), states
@@ -192,18 +232,28 @@ class Decoder:
 
     # --- One token after another
 
-    def step(self, states: Arrays, token: int, position: int) -> tuple[jax.Array, Arrays]:
-        """The logits `[1, vocabulary]` after one token, the states moved on."""
+    def step(
+        self, states: Arrays, token: int, position: int, *, length: int | None = None
+    ) -> tuple[jax.Array, Arrays]:
+        """The logits `[1, vocabulary]` after one token, the states moved on.
+
+        `length` is how long the sequence will be, where it is known to be longer than so far.
+        """
         self.check_fits([token], position)
         step = self._step(
             ("step",), lambda: whole_step(self.decode, self.devices.mesh, ("logits",))
         )
         inputs = {"tok": jnp.int32(token), "pos": jnp.int32(position)}
-        out, states = step(self.weights, states, inputs)
+        out, states = step(self._weights(length or position), states, inputs)
         return out["logits"], states
 
     def step_batch(
-        self, states: Arrays, tokens: Sequence[int], positions: Sequence[int]
+        self,
+        states: Arrays,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        *,
+        lengths: Sequence[int] | None = None,
     ) -> tuple[jax.Array, Arrays]:
         """The logits `[sequences, vocabulary]` after one token of each sequence."""
         for token, position in zip(tokens, positions, strict=True):
@@ -213,7 +263,8 @@ class Decoder:
             "toks": jnp.asarray(tokens, jnp.int32)[None],
             "pos": jnp.asarray(positions, jnp.int32),
         }
-        out, states = step(self.weights, states, inputs)
+        weights = self._batch_weights(positions if lengths is None else lengths)
+        out, states = step(weights, states, inputs)
         return out["blogits"], states
 
     def _batch(self, sequences: int) -> tuple[Lowered, Any]:
@@ -247,16 +298,18 @@ class Decoder:
     ) -> Iterator[tuple[list[int], Arrays]]:
         """The tokens that follow `token`, which is to stand at `position`, a few at a time.
 
-        Ends after `limit` tokens or with the first of `stops`. With each part come the states,
+        Ends after `limit` tokens or with the first of `stops`; a sequence that grows too long for
+        its tables is the caller's to stop (`short_room`). With each part come the states,
         which hold all tokens but the last; those given are given up.
         """
         run = self._step(
             ("generate", sampling.greedy), lambda: self._generator(greedy=sampling.greedy)
         )
         inputs = _generator_inputs(token, position, sampling, stops)
+        weights = self._weights(position)
         while limit > 0:
             inputs["limit"] = jnp.int32(min(limit, STRIDE))
-            out, states = run(self.weights, states, inputs)
+            out, states = run(weights, states, inputs)
             tokens = np.asarray(out["tokens"])[: int(out["made"])].tolist()
             inputs |= {"tok": out["tok"], "pos": out["pos"]}
             limit -= len(tokens)

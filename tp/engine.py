@@ -11,7 +11,7 @@ from jaxtyping import Float32
 from author.families.model import Model
 from tp import launch
 from tp.decoder import ContextError, Decoder, check_ids
-from tp.loader import Progress, Receipt
+from tp.loader import Progress, Receipt, load_tables
 from tp.loader import load as load_weights
 from tp.lower import Arrays
 from tp.sample import Sampling
@@ -61,6 +61,10 @@ def load_source(
         source.model, decoder.operands, source.checkpoint, decoder.devices, progress=progress
     )
     decoder.weights = weights
+    if source.model.short_length is not None:
+        decoder.long_tables = load_tables(
+            source.model, decoder.operands, source.checkpoint, decoder.devices, long=True
+        )
     return Engine(decoder=decoder, source=source, receipt=receipt)
 
 
@@ -110,7 +114,7 @@ class Engine:
         """The same logits, read one token at a time."""
         states, found = self.decoder.fresh(), []
         for position, token in enumerate(ids, start=1):
-            logits, states = self.decoder.step(states, token, position)
+            logits, states = self.decoder.step(states, token, position, length=len(ids))
             found.append(np.asarray(logits)[0])
         return np.stack(found)
 
@@ -202,18 +206,32 @@ class Conversation:
         """Bring the caches to hold `ids`, and the logits after the last of them."""
         decoder = self.engine.decoder
         decoder.check_fits(ids)
-        kept = _common(self.ids, ids[:-1])
-        if self.states is None or (kept < len(self.ids) and not decoder.rewinds):
-            self.states, kept = decoder.fresh(), 0
-        states, self.states = self.states, None
+        kept = self._kept(ids)
         self.counts = Counts(prompt_tokens=len(ids) - kept)
         started = time.perf_counter()
         decoder.prepare(len(ids) - kept, greedy=sampling.greedy)
         self.counts.compile_seconds = time.perf_counter() - started
         started = time.perf_counter()
-        logits, self.states = decoder.prefill(states, ids[kept:], kept + 1)
+        logits = self._bring(ids)
         np.asarray(logits)
         self.counts.prompt_seconds = time.perf_counter() - started
+        return logits
+
+    def _kept(self, ids: Sequence[int]) -> int:
+        """How many tokens of `ids` the caches hold, and hold as `ids` wants them read."""
+        decoder = self.engine.decoder
+        kept = _common(self.ids, ids[:-1])
+        turned = decoder.is_long(len(self.ids)) == decoder.is_long(len(ids))
+        usable = self.states is not None and turned
+        return kept if usable and (kept == len(self.ids) or decoder.rewinds) else 0
+
+    def _bring(self, ids: Sequence[int]) -> Any:
+        """The logits after the last of `ids`, which the caches then hold."""
+        decoder = self.engine.decoder
+        kept = self._kept(ids)
+        states, self.states = self.states if kept > 0 else None, None
+        states = decoder.fresh() if states is None else states
+        logits, self.states = decoder.prefill(states, ids[kept:], kept + 1)
         self.ids = list(ids)
         return logits
 
@@ -222,17 +240,37 @@ class Conversation:
     ) -> Iterator[int]:
         """A first token and those after it, with `ids` and `states` kept in step."""
         yield token
-        if limit == 1 or token in stops:
-            return
+        decoder = self.engine.decoder
+        left = limit - 1
+        while left > 0 and token not in stops:
+            position = len(self.ids) + 1
+            if decoder.is_long(position) and not decoder.is_long(len(self.ids)):
+                # Once it is long, all of a sequence turns differently: read it again.
+                logits = self._bring([*self.ids, token])
+                token = decoder.first_token(logits, position, sampling)
+                left -= 1
+                yield token
+                continue
+            room = decoder.short_room(position)
+            part = left if room is None else min(left, room)
+            for tokens in self._generated(token, part, sampling, stops):
+                token = tokens[-1]
+                yield from tokens
+            left -= part
+
+    def _generated(
+        self, token: int, limit: int, sampling: Sampling, stops: frozenset[int]
+    ) -> Iterator[list[int]]:
+        """At most `limit` tokens after one, a few at a time, made on the device."""
         states, self.states = self.states, None
         assert states is not None
         parts = self.engine.decoder.generate(
-            states, token, len(self.ids) + 1, limit=limit - 1, sampling=sampling, stops=stops
+            states, token, len(self.ids) + 1, limit=limit, sampling=sampling, stops=stops
         )
         for tokens, self.states in parts:
             self.ids += [token, *tokens[:-1]]
             token = tokens[-1]
-            yield from tokens
+            yield tokens
 
 
 def _spelled(tokens: Iterator[int], stream: Stream) -> Iterator[str]:

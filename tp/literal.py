@@ -33,7 +33,9 @@ def literal_logits(
         step = {"dir": "weights", "ctx": context, "tok": token, "pos": position}
         program = author(source.model.spec, "tp_decode_step", {**step, **split})
         if position == 1:
-            values |= _whole_matrices(source, program)
+            short = source.model.short_length
+            long = short is not None and len(ids) > short
+            values |= _whole_matrices(source, program, long=long)
         chip_envs = interpret_chips(chip_programs(program), values)
         for env in chip_envs:
             values |= {name: env[name] for name in _kept(program) if name in env}
@@ -46,13 +48,13 @@ def _kept(program: Program) -> set[Name]:
     return {name for name, role in roles(program).items() if role in ("cache", "state")}
 
 
-def _whole_matrices(source: Source, program: Program) -> dict[Name, Any]:
+def _whole_matrices(source: Source, program: Program, *, long: bool) -> dict[Name, Any]:
     """Weights and tables whole, as the language has them: inputs by outputs."""
     model, checkpoint = source.model, source.checkpoint
     whole: dict[Name, Any] = {}
     for name, operand in operands(roll(program)).items():
         if operand.role == "table":
-            whole[name] = read_table(model, checkpoint, operand)
+            whole[name] = read_table(model, checkpoint, operand, long=long)
         elif operand.role == "weight" and not (model.tied and name == Name("Wout")):
             whole[name] = read_whole(model, checkpoint, operand)
     if model.tied:

@@ -266,7 +266,10 @@ class _Lowering:
         elif operation(form) in BY_ROWS:
             result = _by_rows(call, names, arrays, scalars, keywords)
         else:
-            axes = ([_axis(n) for n in names], {k: _axis(n) for k, n in named.items()})
+            axes = (
+                [_axis(n, a) for n, a in zip(names, arrays, strict=True)],
+                {k: _axis(n, scalars[k]) for k, n in named.items()},
+            )
             result = jax.vmap(lambda a, s: call(*a, **s, **keywords), in_axes=axes)(arrays, scalars)
         return self.put_back(form, result)
 
@@ -338,8 +341,9 @@ def _outputs_first(matrix: Any, heads: int | None) -> Any:
 BY_ROWS = ("matmul", "moe")
 
 
-def _axis(name: Name) -> int | None:
-    return 0 if _batched(name) else None
+def _axis(name: Name, value: Any) -> int | None:
+    """The axis of sequences; a table may have one too, where sequences turn differently."""
+    return 0 if _batched(name) or jnp.ndim(value) == 3 else None
 
 
 def _by_rows(
