@@ -51,10 +51,14 @@ def _parse(text: str) -> Name:
     match = _LAYERED.fullmatch(text)
     if match is None or _TABLE.fullmatch(text):
         return Name(text)
-    number = {k: match[k] and int(match[k]) for k in ("layer", "sequence", "chip")}
-    if all(n is None for n in number.values()):
+    layer, sequence, chip = (_number(match[k]) for k in ("layer", "sequence", "chip"))
+    if layer is None and sequence is None and chip is None:
         return Name(text)
-    return Name(match["base"], **number, tail=match["tail"] or "")
+    return Name(match["base"], layer, sequence, chip, match["tail"] or "")
+
+
+def _number(text: str | None) -> int | None:
+    return None if text is None else int(text)
 
 
 def listed(names: Iterable[object]) -> str:

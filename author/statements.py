@@ -142,7 +142,8 @@ class SquareSum(Expression):
 
 
 @form(
-    "{x} over the root of {squares} of {columns} columns with weight {weight}[ with epsilon {epsilon}]"
+    "{x} over the root of {squares} of {columns} columns with weight {weight}"
+    "[ with epsilon {epsilon}]"
 )
 class OverRoot(Expression):
     """An rmsnorm of rows that lie over several chips, from the square sum of all their columns."""

@@ -82,8 +82,8 @@ def operands(rolled: Rolled) -> dict[Name, Operand]:
     for tensor, sequences in tensors(items):
         first = _first_copy(tensor.name)
         copies = [place(first, "chip", chip) for chip in range(manifest.chips)]
-        here: Role = next((role[c] for c in copies if c in role), "buffer")
-        if here == "buffer":
+        here = next((role[c] for c in copies if c in role), None)
+        if here is None or here == "buffer":
             continue
         layout, whole = _layout(tensor, copies, manifest)
         name = canonical(tensor.name)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from author.share import Share, attention_heads, delta_heads, run_of
-from author.spec import Attention, Dense, GatedDelta, Layer, Mla
+from author.spec import Attention, Dense, GatedDelta, Layer
 from kernels.q8 import BLOCK
 from tp.engine import Counts, Engine
 
@@ -65,8 +65,8 @@ def _heads(layer: Layer, share: Share) -> tuple[int, int]:
         case GatedDelta() as g:
             (_, keys), values = delta_heads(g, share)
             return sum(count for _, count in values), keys
-        case Mla() as m:
-            return run_of(m.heads, share.chips, share.chip or 0)[1], 0
+        case other:
+            return run_of(other.heads, share.chips, share.chip or 0)[1], 0
 
 
 def _columns(layer: Layer, share: Share) -> int:

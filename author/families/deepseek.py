@@ -14,7 +14,6 @@ from author.families.mixtures import (
     fed,
     groups,
     later_layers,
-    layer_of,
     layer_views,
     mixture,
     optional_count,
@@ -54,7 +53,7 @@ def read(keys: Mapping[str, Any], where: str, tensors: Shapes) -> Model:
     dense = parts.swiglu(config, bias=biased, output_bias=biased)
     layers, found = [], []
     for number, sparse in enumerate(after_dense(config, size.layers)):
-        layers.append(layer_of(mixer, moe if sparse else dense))
+        layers.append(parts.layer_of(mixer, moe if sparse else dense))
         own = mixture_stands(moe, number, tensors) if sparse else fed(dense)
         found.append(latent_stands(mixer, pairs=pairs) | own)
     skipped = later_layers(config, size.layers)
@@ -91,8 +90,9 @@ def _stretch(config: Config) -> float:
     """What a scaling of the rotation makes of the scale, besides what it does to the tables."""
     found = given(config)
     factor, all_dims = found.get("factor"), found.get("mscale_all_dim")
-    numbers = isinstance(factor, int | float) and isinstance(all_dims, int | float)
-    if kind_of(found) == "default" or not numbers or all_dims == 0:
+    if not isinstance(factor, int | float) or not isinstance(all_dims, int | float):
+        return 1.0  # not given, or complained of where the rotation is read
+    if kind_of(found) == "default" or all_dims == 0:
         return 1.0
     return magnitude(all_dims, factor) ** 2
 

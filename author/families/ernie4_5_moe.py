@@ -14,7 +14,6 @@ from author.families.mixtures import (
     experts,
     fed,
     later_layers,
-    layer_of,
     layer_views,
     mixture,
     number_of,
@@ -51,7 +50,9 @@ def read(keys: Mapping[str, Any], where: str, tensors: Shapes) -> Model:
     dense = parts.swiglu(config, bias=bias, output_bias=bias)
     layers, found = [], []
     for number, sparse in enumerate(_sparse(config, size.layers)):
-        layers.append(layer_of(replace(attention, rope=ropes[number]), moe if sparse else dense))
+        layers.append(
+            parts.layer_of(replace(attention, rope=ropes[number]), moe if sparse else dense)
+        )
         own = _routed_stands(moe, number, tensors) if sparse else fed(dense)
         found.append(paired(attention, attended(attention), turned.dims) | own)
     skipped = later_layers(config, size.layers)

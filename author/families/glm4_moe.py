@@ -14,7 +14,6 @@ from author.families.mixtures import (
     attended,
     fed,
     later_layers,
-    layer_of,
     layer_views,
     number_of,
 )
@@ -43,7 +42,7 @@ def read(keys: Mapping[str, Any], where: str, tensors: Shapes) -> Model:
     layers, found = [], []
     for number, sparse in enumerate(after_dense(config, size.layers)):
         mixer = replace(attention, rope=ropes[number], window=windows[number])
-        layers.append(layer_of(mixer, moe if sparse else dense))
+        layers.append(parts.layer_of(mixer, moe if sparse else dense))
         own = mixture_stands(moe, number, tensors) if sparse else fed(dense)
         found.append(attended(mixer) | own)
     skipped = later_layers(config, size.layers)

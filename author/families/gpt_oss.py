@@ -11,7 +11,6 @@ from author.families.mixtures import (
     Shapes,
     Stands,
     attended,
-    layer_of,
     layer_views,
     mixture,
 )
@@ -48,7 +47,7 @@ def read(keys: Mapping[str, Any], where: str, tensors: Shapes) -> Model:
         biases=True,
     )
     each = zip(ropes, windows, strict=True)
-    layers = [layer_of(replace(attention, rope=rope, window=w), moe) for rope, w in each]
+    layers = [parts.layer_of(replace(attention, rope=rope, window=w), moe) for rope, w in each]
     found = [attended(attention) | _routed_stands(moe, size.d) for _ in layers]
     config.done(IGNORED)
     return parts.model(family, size, layers, rotations, layer_views(found))

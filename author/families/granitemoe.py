@@ -11,7 +11,6 @@ from author.families.mixtures import (
     Shapes,
     attended,
     fused,
-    layer_of,
     layer_views,
     mixture,
 )
@@ -41,7 +40,8 @@ def read(keys: Mapping[str, Any], where: str, tensors: Shapes) -> Model:
     )
     residual = config.real("residual_multiplier", 1.0)
     layers = [
-        layer_of(replace(attention, rope=rope), moe, residual_scale=residual) for rope in ropes
+        parts.layer_of(replace(attention, rope=rope), moe, residual_scale=residual)
+        for rope in ropes
     ]
     found = attended(attention) | {"Wr": f"{MOE}.router.layer.weight"}
     found |= fused(f"{MOE}.input_linear.weight", f"{MOE}.output_linear.weight", moe)

@@ -12,7 +12,6 @@ from author.families.mixtures import (
     Stands,
     attended,
     experts,
-    layer_of,
     layer_views,
     mixture,
     shared,
@@ -51,7 +50,7 @@ def read(keys: Mapping[str, Any], where: str, tensors: Shapes) -> Model:
     mixtures = _mixtures(config, size.layers)
     layers, found = [], []
     for number, (rope, moe) in enumerate(zip(ropes, mixtures, strict=True)):
-        layers.append(layer_of(replace(attention, rope=rope), moe))
+        layers.append(parts.layer_of(replace(attention, rope=rope), moe))
         found.append(attended(attention) | QK_NORMS | _routed_stands(moe, number, tensors))
     config.done(IGNORED)
     return parts.model(family, size, layers, rotations, layer_views(found))

@@ -17,7 +17,6 @@ from author.families.mixtures import (
     fed,
     groups,
     later_layers,
-    layer_of,
     layer_views,
     mixture,
     optional_count,
@@ -63,7 +62,7 @@ def read(keys: Mapping[str, Any], where: str, tensors: Shapes) -> Model:
     layers, found = [], []
     for number, sparse in enumerate(after_dense(config, size.layers)):
         mixer = delta if number in delta_layers else full
-        layers.append(layer_of(mixer, moe if sparse else dense))
+        layers.append(parts.layer_of(mixer, moe if sparse else dense))
         mixed = latent_stands(full, pairs=False) if mixer is full else _delta_stands()
         found.append(mixed | (_routed_stands(moe, number, tensors) if sparse else fed(dense)))
     skipped = later_layers(config, size.layers)

@@ -11,7 +11,6 @@ from author.families.mixtures import (
     Shapes,
     Stands,
     attended,
-    layer_of,
     layer_views,
     mixture,
     paired,
@@ -51,7 +50,7 @@ def read(keys: Mapping[str, Any], where: str, tensors: Shapes) -> Model:
         rope, window = ropes[number], chunk if kinds[number] == CHUNKED else None
         fields = still if rope is None else turning
         mixer = replace(attention, rope=rope, window=window, **fields)
-        layers.append(layer_of(mixer, moe if sparse else dense))
+        layers.append(parts.layer_of(mixer, moe if sparse else dense))
         own = _routed_stands(moe, size.d) if sparse else stands("feed_forward", DENSE)
         found.append(_attended(mixer, rope) | own)
     config.done((*TRAINING, "for_llm_compressor"))

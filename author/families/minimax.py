@@ -15,7 +15,6 @@ from author.families.mixtures import (
     attended,
     experts,
     later_layers,
-    layer_of,
     layer_views,
     mixture,
 )
@@ -76,7 +75,7 @@ def _second(config: Config, tensors: Shapes) -> Model:
     config.each("attn_type_list", size.layers, (1,))
     moe = _routed(config, gating=SigmoidGating(bias=True))
     attention = parts.attention(size, qk_norm=True, qk_norm_whole=True)
-    layers = [layer_of(replace(attention, rope=rope), moe) for rope in ropes]
+    layers = [parts.layer_of(replace(attention, rope=rope), moe) for rope in ropes]
     found = [
         attended(attention)
         | _routed_stands(moe, number, tensors)
@@ -106,7 +105,7 @@ def _first(config: Config, tensors: Shapes) -> Model:
     layers, found = [], []
     for number, (kind, rope) in enumerate(zip(kinds, ropes, strict=True)):
         mixer = linear if kind == LINEAR else replace(full, rope=rope)
-        layers.append(layer_of(mixer, moe, normed_residual=residuals[kind]))
+        layers.append(parts.layer_of(mixer, moe, normed_residual=residuals[kind]))
         mixed = _linear_stands(linear) if kind == LINEAR else attended(full)
         found.append(mixed | _routed_stands(moe, number, tensors))
     config.done((*TRAINING, "block_size"))  # of a way to compute linear attention

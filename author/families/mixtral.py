@@ -12,7 +12,6 @@ from author.families.mixtures import (
     Shapes,
     attended,
     experts,
-    layer_of,
     layer_views,
     mixture,
 )
@@ -46,6 +45,6 @@ def read(keys: Mapping[str, Any], where: str, tensors: Shapes) -> Model:
         for number in range(size.layers)
     ]
     each = zip(ropes, parts.windows(config, types, window), strict=True)
-    layers = [layer_of(replace(attention, rope=rope, window=w), moe) for rope, w in each]
+    layers = [parts.layer_of(replace(attention, rope=rope, window=w), moe) for rope, w in each]
     config.done(TRAINING)
     return parts.model(family, size, layers, rotations, layer_views(found))

@@ -5,10 +5,18 @@ from dataclasses import replace
 from typing import Any
 
 from author.families.config import Config
-from author.families.model import Order, View, half_split, of_each
-from author.families.parts import ATTENTION, DENSE, NORMS, PRE_NORMS, attention_bases, dense_bases
+from author.families.model import View, of_each
+from author.families.parts import (
+    ATTENTION,
+    DENSE,
+    NORMS,
+    PRE_NORMS,
+    attention_bases,
+    dense_bases,
+    interleaved,
+)
 from author.names import Name
-from author.spec import Attention, Dense, Layer, Moe
+from author.spec import Attention, Dense, Moe
 
 Shapes = Mapping[str, tuple[int, ...]]
 # Where the matrices of a layer stand, under the layer's prefix: one after another, if several.
@@ -105,12 +113,11 @@ def stands(prefix: str, names: Mapping[str, str], kind: str = "weight") -> Stand
 
 def shared(prefix: str, m: Moe) -> Stands:
     """The shared experts, and their biases if they have any."""
-    found = {f"Ws{base[1]}": name for base, name in SPLIT.items()}
-    if not m.shared_bias:
-        return stands(prefix, found)
-    return stands(prefix, found) | stands(
-        prefix, {f"B{b[1:]}": n for b, n in found.items()}, "bias"
-    )
+    found = stands(prefix, {f"Ws{base[1]}": name for base, name in SPLIT.items()})
+    if m.shared_bias:
+        biases = {f"Bs{base[1]}": name for base, name in SPLIT.items()}
+        found |= stands(prefix, biases, "bias")
+    return found
 
 
 def experts(
@@ -144,18 +151,7 @@ def attended(a: Attention) -> Stands:
 
 def paired(a: Attention, found: Stands, turned: int) -> Stands:
     """The same, of queries and keys whose rotary pairs stand side by side."""
-    orders = {"q": half_split(a.heads, a.head_dim, turned)}
-    orders["k"] = half_split(a.kv_heads, a.head_dim, turned)
-    return found | {
-        base: _ordered(stand, orders[base[1:]])
-        for base, stand in found.items()
-        if base in ("Wq", "Bq", "Wk", "Bk")
-    }
-
-
-def _ordered(stand: Any, rows: Order) -> View:
-    assert isinstance(stand, str)
-    return View(tensor=stand, rows=rows)
+    return found | {base: v for base, v in interleaved(a, turned).items() if base in found}
 
 
 def fed(f: Dense) -> Stands:
@@ -183,9 +179,3 @@ def _views(stand: str | View | tuple[View, ...]) -> tuple[View, ...]:
     if isinstance(stand, str):
         return (View(tensor=stand),)
     return (stand,) if isinstance(stand, View) else stand
-
-
-def layer_of(mixer: Any, ffn: Dense | Moe, **fields: Any) -> Layer:
-    """A layer with a norm before each block, but for the fields given."""
-    plain = Layer(mixer=mixer, ffn=ffn, post_mixer_norm=False, post_ffn_norm=False)
-    return replace(plain, **fields)

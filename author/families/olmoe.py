@@ -11,7 +11,6 @@ from author.families.mixtures import (
     Shapes,
     attended,
     experts,
-    layer_of,
     layer_views,
     mixture,
 )
@@ -43,7 +42,7 @@ def read(keys: Mapping[str, Any], where: str, tensors: Shapes) -> Model:
         config.count("intermediate_size"),
         norm_top_k=config.flag("norm_topk_prob", False),
     )
-    layers = [layer_of(replace(attention, rope=rope), moe) for rope in ropes]
+    layers = [parts.layer_of(replace(attention, rope=rope), moe) for rope in ropes]
     found = [
         attended(attention)
         | {"Wr": "mlp.gate.weight"}

@@ -7,7 +7,7 @@ from typing import Any
 from author.families.config import Config
 from author.families.model import Model, Rotation, View, half_split, part
 from author.names import Name
-from author.spec import Attention, Dense, Layer, ModelSpec, Window
+from author.spec import Attention, Dense, Layer, ModelSpec, Moe, Window
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -277,7 +277,7 @@ def model(
     )
 
 
-def layer_of(mixer: Attention, ffn: Dense, **fields: Any) -> Layer:
+def layer_of(mixer: Any, ffn: Dense | Moe, **fields: Any) -> Layer:
     """A layer with a norm before each block, but for the fields given."""
     plain = Layer(mixer=mixer, ffn=ffn, post_mixer_norm=False, post_ffn_norm=False)
     return replace(plain, **fields)

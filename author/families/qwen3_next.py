@@ -13,7 +13,6 @@ from author.families.mixtures import (
     attended,
     fed,
     later_layers,
-    layer_of,
     layer_views,
     sparse_layers,
 )
@@ -52,7 +51,7 @@ def read(keys: Mapping[str, Any], where: str, tensors: Shapes) -> Model:
     for number, (kind, rope, feed) in enumerate(zip(kinds, ropes, feeds, strict=True)):
         full = replace(attention, rope=rope)
         mixer = full if kind == FULL else delta
-        layers.append(layer_of(mixer, feed))
+        layers.append(parts.layer_of(mixer, feed))
         fused = family == NEXT
         mixed = _attended(full) if kind == FULL else _delta_stands(delta, fused=fused)
         own = routed_stands(feed, number, tensors) if isinstance(feed, Moe) else fed(feed)

@@ -13,7 +13,6 @@ from author.families.mixtures import (
     attended,
     experts,
     fed,
-    layer_of,
     layer_views,
     mixture,
     shared,
@@ -45,7 +44,7 @@ def read(keys: Mapping[str, Any], where: str, tensors: Shapes) -> Model:
     for number, (rope, window) in enumerate(zip(ropes, windows, strict=True)):
         mixer = replace(attention, rope=rope, window=window)
         feed = moe if sparse[number] or dense is None else dense
-        layers.append(layer_of(mixer, feed))
+        layers.append(parts.layer_of(mixer, feed))
         found.append(attended(mixer) | _fed(feed, number, tensors))
     config.only("hidden_act", ("silu",), "silu")
     config.done((*TRAINING, "intermediate_size", "max_window_layers"))
