@@ -220,7 +220,7 @@ def test_what_a_context_has_no_room_for_is_refused_before_anything_runs():
     with pytest.raises(ContextError, match=f"13 tokens do not fit a context of {CTX}"):
         one.step(states, 1, 13)
     with pytest.raises(ContextError, match=f"14 tokens do not fit a context of {CTX}"):
-        one.score([1, 2], states, 13)
+        one.read(states, [1, 2], 13)
     with pytest.raises(ContextError, match="an empty prompt"):
         one.prefill(states, [])
     with pytest.raises(ContextError, match="token ids 37, -1 are not among the 37"):

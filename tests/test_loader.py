@@ -233,7 +233,8 @@ def test_buffers_that_follow_from_the_config_are_skipped_with_the_reason(tmp_pat
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     model, checkpoint = opened(edited(tmp_path, **{name: np.ones(8, np.float32)}))
     made, receipt = loaded(model, checkpoint, 2)
-    assert receipt.skipped == {name: "a buffer that follows from rope_theta"}
+    assert list(receipt.skipped) == [name]
+    assert "follows from" in receipt.skipped[name]
     assert check_tensors(model, made.operands, checkpoint) == receipt.skipped
 
 

@@ -85,7 +85,7 @@ def _misfits(operand: Operand, views: Sequence[View], checkpoint: Checkpoint) ->
     for (view, tensor), (rows, cols) in zip(found, shapes, strict=True):
         if cols != inputs or total != outputs:
             taken = "" if (view.rows, view.cols) == (None, None) else f", {[rows, cols]} of it used"
-            wanted = [outputs, inputs] if len(tensor.shape) > 1 else [outputs]
+            wanted = [outputs] if inputs == 1 else [outputs, inputs]
             yield f"{tensor.name} is {list(tensor.shape)}{taken}, wanted {wanted}"
 
 

@@ -82,9 +82,10 @@ def operands(rolled: Rolled) -> dict[Name, Operand]:
     for tensor, sequences in tensors(items):
         first = _first_copy(tensor.name)
         copies = [place(first, "chip", chip) for chip in range(manifest.chips)]
-        here = next((role[c] for c in copies if c in role), None)
-        if here is None or here == "buffer":
+        named: list[Role] = [role[c] for c in copies if c in role]
+        if not named or named[0] == "buffer":
             continue
+        here: Role = named[0]
         layout, whole = _layout(tensor, copies, manifest)
         name = canonical(tensor.name)
         pieces = [manifest.slice_of(c) for c in copies]

@@ -47,7 +47,12 @@ def open_source(name: str) -> Source:
     checkpoint = open_checkpoint(path)
     shapes = {t.name: t.shape for t in checkpoint.tensors.values()}
     if checkpoint.format == "gguf":
-        model = from_gguf(checkpoint.config, shapes, path.name)
+        model = from_gguf(
+            checkpoint.config,
+            shapes,
+            path.name,
+            lambda tensor: checkpoint.read(tensor).ravel().tolist(),
+        )
         tokenizer = Tokenizer.from_gguf(checkpoint.config, where=path.name)
         return Source(path=path, checkpoint=checkpoint, model=model, tokenizer=tokenizer)
     model = from_config(checkpoint.config, "config.json", shapes)

@@ -48,6 +48,9 @@ def read(keys: Mapping[str, Any], where: str, tensors: Shapes) -> Model:
     views = layer_views([found] * size.layers)
     embedding = config.real("embedding_multiplier", 1.0)
     logits = config.real("logits_scaling", 1.0)
+    if logits == 0:
+        config.complain("logits_scaling is 0, wanted a number to divide logits by")
+        logits = 1.0
     config.done(TRAINING)
     return parts.model(
         family,
@@ -56,5 +59,5 @@ def read(keys: Mapping[str, Any], where: str, tensors: Shapes) -> Model:
         rotations,
         views,
         embedding_scale=embedding,
-        logit_scale=1 / (logits or 1.0),
+        logit_scale=1 / logits,
     )

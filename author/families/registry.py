@@ -12,6 +12,7 @@ from author.families import (
     ernie4_5_moe,
     exaone4,
     gemma,
+    gguf,
     glm4,
     glm4_moe,
     gpt_oss,
@@ -22,7 +23,6 @@ from author.families import (
     kimi_linear,
     llama,
     llama4,
-    llama_gguf,
     minimax,
     mistral,
     mixtral,
@@ -35,6 +35,8 @@ from author.families import (
     smollm3,
 )
 from author.families.config import IGNORED, ConfigError
+from author.families.gguf_architectures import ARCHITECTURES
+from author.families.gguf_metadata import Numbers
 from author.families.model import Model
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -71,7 +73,6 @@ MODULES = (
     smollm3,
 )
 READERS: dict[str, Read] = {kind: m.read for m in MODULES for kind in m.MODEL_TYPES}
-GGUF_READERS = {"llama": llama_gguf.read_gguf}
 
 # What the architectures that nobody reads would need.
 REFUSED = {
@@ -105,12 +106,17 @@ def from_config(keys: Mapping[str, Any], where: str, tensors: Shapes | None = No
     return _packaged(model, str(keys.get("model_type")), prefix, shapes)
 
 
-def from_gguf(keys: Mapping[str, Any], tensors: Shapes, where: str) -> Model:
-    """The model of a GGUF file, by its metadata and the shapes of its tensors."""
+def from_gguf(
+    keys: Mapping[str, Any], tensors: Shapes, where: str, numbers: Numbers | None = None
+) -> Model:
+    """The model of a GGUF file, by its metadata and the shapes of its tensors.
+
+    `numbers` reads a small tensor: some files hold factors of the rotation so.
+    """
     found = keys.get("general.architecture")
-    if found not in GGUF_READERS:
-        raise ConfigError(where, [_unknown("general.architecture", found, GGUF_READERS)])
-    return GGUF_READERS[found](keys, tensors, where)
+    if found not in ARCHITECTURES:
+        raise ConfigError(where, [_unknown("general.architecture", found, ARCHITECTURES)])
+    return gguf.read_gguf(keys, tensors, where, READERS, numbers)
 
 
 def _reader(keys: Mapping[str, Any], where: str) -> Read:
