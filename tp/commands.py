@@ -141,7 +141,7 @@ def _keep_compiled() -> None:
     """Compiled programs are kept between runs, unless the user keeps them elsewhere."""
     import jax
 
-    if jax.config.read("jax_compilation_cache_dir") is None:
+    if jax.config.values.get("jax_compilation_cache_dir") is None:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(home / "anyfold" / "compiled"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

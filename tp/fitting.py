@@ -48,7 +48,7 @@ def check_tensors(
             file=str(checkpoint.path),
             tensor=None,
             found="; ".join(problems),
-            wanted="the tensors that its config describes",
+            wanted="wanted the tensors that its config describes",
         )
     return skipped
 
