@@ -1,11 +1,14 @@
 """One cell of the grid: a checkpoint at a width, by three ways, against transformers' logits."""
 
+import json
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from tp import launch
 from tp.decoder import Decoder
 from tp.engine import load
 
@@ -131,3 +134,16 @@ def _agreement(made: Sequence[int], wanted: Sequence[int]) -> int:
 
 def _total(prompts: list[_Prompt]) -> int:
     return sum(len(p.greedy) for p in prompts)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the cells of a checkpoint at some widths, a line of JSON each."""
+    checkpoint, *widths = arguments
+    launch.devices(max(map(int, widths)))
+    for chips in map(int, widths):
+        for cell in cells(Path(checkpoint), chips):
+            print(json.dumps(asdict(cell)), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
