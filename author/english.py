@@ -26,7 +26,7 @@ HEADING = "## Main"
 PATTERNS = {
     "name": r"[A-Za-z]\w*",
     "count": NUMBER,
-    "real": r"-?[0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?",
+    "real": r"-?[0-9]{1,400}(?:\.[0-9]{1,400})?(?:e(?:-[0-9]{1,4}|[0-2]?[0-9]{1,2}))?",
     "scalar": rf"(?:{NUMBER}|[A-Za-z]\w*)",
 }
 CALLED = {"name": "a name", "count": "a number", "real": "a real", "scalar": "a name or a number"}

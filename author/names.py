@@ -35,7 +35,7 @@ class Name(NamedTuple):
         return _parse(text)
 
 
-NUMBER = r"0|[1-9][0-9]*"
+NUMBER = r"0|[1-9][0-9]{0,17}"
 
 # Bases whose number is a width or a rotation, not a layer.
 _TABLE = re.compile(r"(?:ones|t?cosc?|t?sinc?)[0-9]+")

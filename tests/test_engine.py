@@ -113,3 +113,27 @@ def test_steps_give_the_logits_of_the_prompt_read_at_once(small: Engine) -> None
 def test_a_conversation_can_be_made_by_hand(small: Engine) -> None:
     made = Conversation(engine=small).tokens(prompt(4), max_tokens=2)
     assert len(list(made)) == 2
+
+
+def test_a_reply_left_for_a_newer_one_says_so(small: Engine) -> None:
+    conversation = small.chat()
+    old = conversation.tokens(prompt(6), max_tokens=20)
+    next(old), next(old)
+    newer = list(conversation.tokens(prompt(5), max_tokens=4))
+    with pytest.raises(ContextError, match="left for a newer one of the same conversation"):
+        list(old)
+    assert newer == list(small.chat().tokens(prompt(5), max_tokens=4))
+
+
+def test_a_context_of_one_token_holds_one() -> None:
+    tiny = load(str(CHECKPOINTS / "smollm2"), chips=2, context=1)
+    assert tiny.logits([5]).shape == (1, 160)
+    with pytest.raises(ContextError, match="2 tokens do not fit a context of 1"):
+        tiny.logits([5, 6])
+
+
+@pytest.mark.parametrize("temperature", [1e-50, 1e-7])
+def test_a_temperature_near_zero_takes_the_likeliest(small: Engine, temperature: float) -> None:
+    sampling = Sampling(temperature=temperature, seed=3)
+    drawn = list(small.chat().tokens(prompt(6), max_tokens=6, sampling=sampling))
+    assert drawn == list(small.chat().tokens(prompt(6), max_tokens=6))

@@ -98,10 +98,10 @@ def test_logits_of_minus_infinity_are_never_drawn():
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"temperature": -0.1}, "temperature is -0.1; wanted 0 or more"),
-        ({"temperature": float("nan")}, "temperature is nan; wanted 0 or more"),
-        ({"temperature": float("inf")}, "temperature is inf; wanted 0 or more"),
-        ({"top_k": -1}, "top_k is -1; wanted 0 (all tokens) or more"),
+        ({"temperature": -0.1}, "temperature is -0.1; wanted 0 to 1e+06"),
+        ({"temperature": float("nan")}, "temperature is nan; wanted 0 to 1e+06"),
+        ({"temperature": float("inf")}, "temperature is inf; wanted 0 to 1e+06"),
+        ({"top_k": -1}, "top_k is -1; wanted 0 (all tokens) to 2147483647"),
         ({"top_p": 0.0}, "top_p is 0.0; wanted more than 0, at most 1"),
         ({"top_p": 1.5}, "top_p is 1.5; wanted more than 0, at most 1"),
     ],

@@ -19,6 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 # loop over messages and tools, never over characters: these are far above their needs.
 LOOP_LIMIT = 1_000_000
 TEXT_LIMIT = 1 << 24
+LONGEST_PROMPT = 4_000_000
 
 BUDGET = "_budget"
 TRY_COMPLETION = "use plain completion (without --chat), which needs no template"
@@ -121,7 +122,7 @@ def render(
             where=place, found=f"does not parse: {reason(error)}", remedy=TRY_COMPLETION
         ) from error
     try:
-        return template.render({**variables, "messages": messages, BUDGET: Budget()})
+        return _bounded(template.generate({**variables, "messages": messages, BUDGET: Budget()}))
     # Templates are programs: whatever they raise is their mistake or the messages', never ours.
     except Exception as error:
         raise TokenizerError(
@@ -129,6 +130,18 @@ def render(
             found=f"does not render these messages: {reason(error)}",
             remedy=f"change the messages, or {TRY_COMPLETION}",
         ) from error
+
+
+def _bounded(pieces: Iterable[str]) -> str:
+    """The text of all pieces, given up where it grows past what anybody could mean."""
+    text: list[str] = []
+    size = 0
+    for piece in pieces:
+        size += len(piece)
+        if size > LONGEST_PROMPT:
+            raise ValueError(f"the text grows past {LONGEST_PROMPT:,} characters")
+        text.append(piece)
+    return "".join(text)
 
 
 @lru_cache(maxsize=16)

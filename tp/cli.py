@@ -15,6 +15,7 @@ MODEL = "`demo`, a Hugging Face directory, or a .gguf file"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0, 2 for a user's mistake, 130 when interrupted."""
+    _mend_streams()
     try:
         args = _parsed(arguments)
         args.command(args)
@@ -32,6 +33,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"anyfold: {_message(error)}")
         return 2
     return 0
+
+
+def _mend_streams() -> None:
+    """Closed streams read as empty and write to nobody; what cannot be spelled is replaced."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -61,13 +74,23 @@ def _mistakes() -> tuple[type[Exception], ...]:
         from tp.tokens import TokenizerError
 
         found += [CheckpointError, ContextError, LaunchError, SourceError, TokenizerError]
-    return (*found, OSError)
+    return (*found, OSError, UnicodeError, MemoryError)
 
 
 def _message(error: Exception) -> str:
+    """What is said of a mistake: one line, but for a text's, which shows the place."""
+    from author.english import TextError
+
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    return str(error) if "^" in str(error) else "; ".join(str(error).split("\n"))
+    if isinstance(error, UnicodeError):
+        return f"not UTF-8 text: {error}"
+    if isinstance(error, MemoryError):
+        return f"not enough memory: {error or 'a smaller --ctx or more --chips may do'}"
+    if isinstance(error, TextError):
+        return str(error)
+    line = "; ".join(str(error).splitlines())
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
 
 
 # --- The command line

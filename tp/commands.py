@@ -60,8 +60,14 @@ def _prompt_ids(args: argparse.Namespace, source: Any) -> list[int]:
 
 def _check_writable(path: Path) -> None:
     """Say no before the work is done, not after."""
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"{path}: cannot be written")
+    fresh = not path.exists()
+    try:
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+    if fresh:
+        path.unlink()
 
 
 def _prompt(args: argparse.Namespace) -> str:
@@ -183,7 +189,8 @@ def logits(args: argparse.Namespace) -> None:
         engine = _loaded(source, args)
         by = engine.logits if args.by == "prefill" else engine.logits_by_steps
         logits = by(args.ids)
-    np.savez(out, logits=logits)
+    with out.open("wb") as file:  # a name of ours to choose, .npz or not
+        np.savez(file, logits=logits)
     say(f"wrote {logits.shape[0]} x {logits.shape[1]} logits to {out}")
 
 
@@ -217,7 +224,12 @@ def _author_batch() -> None:
     for number, case in enumerate(request["cases"]):
         if not isinstance(case, dict) or not isinstance(case.get("kind"), str):
             raise UsageError(f"standard input: case {number} is {case!r}, wanted kind and args")
-        print(json.dumps(run_case(spec, case["kind"], case.get("args", {}))), flush=True)
+        args = case.get("args", {})
+        if not isinstance(args, dict):
+            said = {**case, "error": f"args is {args!r}, wanted an object"}
+        else:
+            said = run_case(spec, case["kind"], args)
+        print(json.dumps(said), flush=True)
 
 
 def _spec(found: Any, where: str) -> Any:
@@ -234,7 +246,7 @@ def _spec(found: Any, where: str) -> Any:
 def _json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: not JSON: {error}") from None
 
 

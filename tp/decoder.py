@@ -82,8 +82,9 @@ class Decoder:
     def _lowered(self, kind: str, args: dict[str, Any], rows: int | None = None) -> Lowered:
         """A program of the model, authored for two rows and stretched where it stacks them."""
         split = {"tp": self.devices.chips, "align": BLOCK, "vocabulary": True, "beyond": True}
+        rows_of_cache = max(self.context, 2)  # a text of two rows has to fit
         program = author(
-            self.model.spec, kind, {"dir": "weights", "ctx": self.context, **args, **split}
+            self.model.spec, kind, {"dir": "weights", "ctx": rows_of_cache, **args, **split}
         )
         rolled = roll(program)
         if rows is not None:

@@ -144,6 +144,7 @@ class Conversation:
     states: Arrays | None = None
     messages: list[Mapping[str, str]] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
+    _replies: int = 0
 
     def say(self, text: str, **options: Any) -> Iterator[str]:
         """The answer to one turn of a chat, piece by piece; it is remembered when it is done."""
@@ -170,10 +171,12 @@ class Conversation:
         ContextError, before anything runs, where the ids do not fit.
         """
         tokenizer = self.engine.source.spelling()
+        known = tokenizer.vocab_size
         stops = frozenset() if ignore_eos else tokenizer.stop_ids
         stream = tokenizer.stream()
         made = self.tokens(ids, max_tokens=max_tokens, sampling=sampling, stops=stops)
-        yield from _spelled(made, stream)
+        # Embeddings may be padded past the vocabulary; nothing is spelled so.
+        yield from _spelled((token for token in made if token < known), stream)
 
     def tokens(
         self,
@@ -186,6 +189,8 @@ class Conversation:
         """The token ids that follow, one at a time; a stop token ends them unseen."""
         sampling = sampling or Sampling()
         decoder = self.engine.decoder
+        self._replies += 1
+        reply = self._replies
         logits = self._read(ids, sampling)
         room = decoder.context - len(ids)
         limit = room if max_tokens is None else min(room, max_tokens)
@@ -201,6 +206,11 @@ class Conversation:
                 self.counts.reason = "stop"
                 return
             yield token
+            if reply != self._replies:
+                raise ContextError(
+                    "this reply was left for a newer one of the same conversation, which has its "
+                    "caches now: ask again, or use a conversation for each"
+                )
 
     def _read(self, ids: Sequence[int], sampling: Sampling) -> Any:
         """Bring the caches to hold `ids`, and the logits after the last of them."""

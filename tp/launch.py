@@ -9,6 +9,8 @@ from jax.sharding import Mesh
 
 from tp.lower import CHIP
 
+MOST = 4096  # chips; a text is written out for each
+
 
 class LaunchError(ValueError):
     """Devices that cannot be had: what was asked for, what there is, what would do."""
@@ -40,6 +42,8 @@ def devices(chips: int | None = None) -> Devices:
     """
     if chips is not None and chips < 1:
         raise LaunchError(f"{chips} chips were asked for; wanted at least 1")
+    if chips is not None and chips > MOST:
+        raise LaunchError(f"{chips} chips were asked for; wanted at most {MOST}")
     started = not _prepare_cpu(chips or 1)
     found = jax.devices()
     platform = found[0].platform

@@ -57,7 +57,7 @@ def merge(axis: Axis, copies: Sequence[Any], indices: Sequence[int], chips: int 
     if isinstance(first, int) and not isinstance(first, bool):
         return _merge_integers(axis, copies, indices, chips)
     if isinstance(first, Name):
-        return Name(*(merge(axis, parts, indices, chips) for parts in zip(*copies, strict=True)))
+        return _merge_names(axis, copies, indices, chips)
     if isinstance(first, tuple):
         if len({len(c) for c in copies}) > 1:
             raise Uneven
@@ -65,6 +65,14 @@ def merge(axis: Axis, copies: Sequence[Any], indices: Sequence[int], chips: int 
     if isinstance(first, Form | Loop | Once):
         return _merge_fields(axis, copies, indices, chips)
     raise Uneven
+
+
+def _merge_names(axis: Axis, names: Sequence[Name], indices: Sequence[int], chips: int) -> Name:
+    if axis == "chip" and [n.chip for n in names] == list(indices):
+        return merge(axis, [n._replace(chip=None) for n in names], indices, chips)._replace(
+            chip=CHIP
+        )
+    return Name(*(merge(axis, parts, indices, chips) for parts in zip(*names, strict=True)))
 
 
 def _merge_fields(axis: Axis, copies: Sequence[Any], indices: Sequence[int], chips: int) -> Any:
@@ -90,9 +98,7 @@ BY_CHIP = {(Scaled, "factor")}
 
 def _merge_integers(axis: Axis, values: Sequence[int], indices: Sequence[int], chips: int) -> Any:
     if axis == "chip":
-        if tuple(values) == tuple(indices):
-            return CHIP
-        return _each(values, indices, chips)
+        return _each(values, indices, chips)  # numbers that count like chips are no chips
     step = values[1] - values[0]
     if any(v != values[0] + step * i for i, v in enumerate(values)):
         raise Uneven

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+HOTTEST, COLDEST = 1e6, 1e-6  # temperatures between which a draw means something in float32
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -21,17 +23,17 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature is {self.temperature}; wanted 0 or more")
-        if self.top_k < 0:
-            raise ValueError(f"top_k is {self.top_k}; wanted 0 (all tokens) or more")
+        if not 0 <= self.temperature <= HOTTEST:
+            raise ValueError(f"temperature is {self.temperature}; wanted 0 to {HOTTEST:g}")
+        if not 0 <= self.top_k < 1 << 31:
+            raise ValueError(f"top_k is {self.top_k}; wanted 0 (all tokens) to {(1 << 31) - 1}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}; wanted more than 0, at most 1")
 
     @property
     def greedy(self) -> bool:
-        """Whether nothing is drawn."""
-        return self.temperature == 0
+        """Whether nothing is drawn: logits over a smaller temperature would overflow."""
+        return self.temperature < COLDEST
 
     def numbers(self) -> dict[str, Array]:
         """The parameters as run-time inputs: changing them compiles nothing."""

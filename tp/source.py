@@ -43,7 +43,7 @@ def open_source(name: str) -> Source:
     Raises SourceError, CheckpointError, ConfigError or TokenizerError with the reason. A
     directory without a tokenizer is no error: token ids need none.
     """
-    path = demo_path() if name == DEMO else Path(name).expanduser()
+    path = demo_path() if name == DEMO else _path(name)
     checkpoint = open_checkpoint(path)
     shapes = {t.name: t.shape for t in checkpoint.tensors.values()}
     if checkpoint.format == "gguf":
@@ -59,6 +59,13 @@ def open_source(name: str) -> Source:
     has_tokenizer = (path / "tokenizer.json").exists()
     tokenizer = Tokenizer.from_directory(path) if has_tokenizer else None
     return Source(path=path, checkpoint=checkpoint, model=model, tokenizer=tokenizer)
+
+
+def _path(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise SourceError(f"{name}: {error}; wanted a directory or a .gguf file") from None
 
 
 def demo_path() -> Path:

@@ -87,7 +87,15 @@ def read_floats(
         _floats(checkpoint, view, at, held, start, length)
         for view, at, held in _outputs(checkpoint, views, first, count)
     ]
-    return np.concatenate(parts)
+    found = np.concatenate(parts)
+    if not np.isfinite(found).all():
+        raise CheckpointError(
+            file=str(checkpoint.path),
+            tensor=", ".join(view.tensor for view in views),
+            found="holds NaN or infinity",
+            wanted="wanted finite numbers: download the file again",
+        )
+    return found
 
 
 def _outputs(

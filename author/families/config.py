@@ -1,5 +1,6 @@
 """Reads a config so that no key goes unnoticed: each is handled, ignored by name, or refused."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,11 @@ IGNORED = frozenset({
 REMEDIES = {
     "quantization_config": "these weights are stored quantised: a copy in bf16, or a GGUF, would do"
 }
+
+
+# Sizes that nothing has: past these a mistake would only be noticed when memory is spent.
+LARGEST = 1 << 40
+MOST = {"num_hidden_layers": 10_000}
 
 
 class ConfigError(ValueError):
@@ -72,6 +78,9 @@ class Config:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             self.complain(f"{key} is {value!r}, wanted a whole number of at least 1")
             return 1
+        if value > MOST.get(key, LARGEST):
+            self.complain(f"{key} is {value}, wanted at most {MOST.get(key, LARGEST)}")
+            return 1
         return value
 
     def real(self, key: str, default: Any = MISSING, *, also: Sequence[str] = ()) -> float:
@@ -79,7 +88,7 @@ class Config:
         value = self.same((key, *also), default)
         if value is None:
             return 1.0
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if not is_number(value):
             self.complain(f"{key} is {value!r}, wanted a number")
             return 1.0
         return float(value)
@@ -128,6 +137,11 @@ class Config:
             self.complain(REMEDIES[key])
         if self.complaints:
             raise ConfigError(self.where, self.complaints)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a finite number: JSON as Python reads it has others, and true is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _strange(values: Sequence[Any], known: Sequence[Any]) -> bool:

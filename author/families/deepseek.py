@@ -49,7 +49,10 @@ def read(keys: Mapping[str, Any], where: str, tensors: Shapes) -> Model:
     pairs = family == "deepseek_v2" or config.flag("rope_interleave", True)
     mixer = latent(config, size.heads, rope, _stretch(config))
     biased = family == "deepseek_v2" and config.flag("mlp_bias", False)
-    moe = _routed(config, biased=biased) if family == "deepseek_v2" else scored(config)
+    if family == "deepseek_v2":
+        moe = _routed(config, biased=biased)
+    else:
+        moe = scored(config, scale=2.5, runs=(8, 4))
     dense = parts.swiglu(config, bias=biased, output_bias=biased)
     layers, found = [], []
     for number, sparse in enumerate(after_dense(config, size.layers)):
@@ -156,29 +159,33 @@ def _routed(config: Config, *, biased: bool) -> Moe:
     )
 
 
-def scored(config: Config) -> Moe:
+def scored(
+    config: Config, *, norm_top_k: bool = True, scale: float = 1.0, runs: tuple[int, int] = (1, 1)
+) -> Moe:
     """The mixture of V3: sigmoids chosen with a bias, within groups.
 
-    They are divided by their sum plus 1e-20, which no sum in float32 notices.
+    They are divided by their sum plus 1e-20, which no sum in float32 notices. The arguments are
+    what the family does where the config is silent.
     """
     config.only("scoring_func", ("sigmoid", "noaux_tc"), "sigmoid")
     config.only("topk_method", ("noaux_tc",), "noaux_tc")
     return _mixture(
         config,
+        scale,
         gating=SigmoidGating(bias=True),
-        norm_top_k=config.flag("norm_topk_prob", True),
-        groups=groups(config),
+        norm_top_k=config.flag("norm_topk_prob", norm_top_k),
+        groups=groups(config, usual=runs),
     )
 
 
-def _mixture(config: Config, **fields: Any) -> Moe:
+def _mixture(config: Config, scale: float = 1.0, **fields: Any) -> Moe:
     width = config.count("moe_intermediate_size")
     beside = optional_count(config, "n_shared_experts")
     return mixture(
         config.count("n_routed_experts"),
         config.count("num_experts_per_tok"),
         width,
-        weights_scale=config.real("routed_scaling_factor", 1.0),
+        weights_scale=config.real("routed_scaling_factor", scale),
         shared_experts=beside,
         shared_dff=beside * width,
         **fields,

@@ -75,6 +75,9 @@ def _attention(config: Config, family: str, size: parts.Sizes) -> Attention:
     if family == "gemma":
         return mixer
     scalar = config.real("query_pre_attn_scalar", 256)
+    if scalar <= 0:
+        config.complain(f"query_pre_attn_scalar is {scalar!r}, wanted a positive number")
+        scalar = 1.0
     cap = config.optional("attn_logit_softcapping")
     if cap is not None and family == "gemma3_text":
         config.complain("attn_logit_softcapping is not supported in gemma3_text, wanted null")

@@ -15,7 +15,7 @@ Keys = dict[str, Any]
 def usual(f: Metadata) -> Keys:
     """What every architecture says."""
     heads = f.need("attention.head_count")
-    embedding = f.shapes.get("token_embd.weight", (0,))
+    embedding = f.shapes.get("token_embd.weight") or (0,)
     f.only("attention.causal", (True,))
     return {
         "hidden_size": f.need("embedding_length"),
@@ -36,8 +36,11 @@ def usual(f: Metadata) -> Keys:
 
 def scaling(f: Metadata, *, both: bool = False) -> Keys | None:
     """How frequencies are scaled; `both`: YaRN's two magnitudes are the same, a tenth written."""
-    factor, original = f.get("rope.scaling.factor"), f.get("rope.scaling.original_context_length")
-    added = f.get("rope.scaling.attn_factor", 1.0)
+    factor, original = (
+        f.number("rope.scaling.factor", 0),
+        f.get("rope.scaling.original_context_length"),
+    )
+    added = f.number("rope.scaling.attn_factor", 1.0)
     kind = f.get("rope.scaling.type", "linear" if factor else "none")
     yarn = _yarn(f, factor, added, both=both)
     if "rope_factors_long.weight" in f.shapes:
@@ -62,17 +65,20 @@ def scaling(f: Metadata, *, both: bool = False) -> Keys | None:
 def _yarn(f: Metadata, factor: Any, added: float, *, both: bool) -> Keys:
     """YaRN's own keys; none of them given, they are its release's."""
     f.only("rope.scaling.yarn_ext_factor", (1.0,))
-    said, log = f.get("rope.scaling.yarn_attn_factor"), f.get("rope.scaling.yarn_log_multiplier")
+    said, log = (
+        f.get("rope.scaling.yarn_attn_factor"),
+        f.number("rope.scaling.yarn_log_multiplier", 0),
+    )
     found = {
         "beta_fast": f.get("rope.scaling.yarn_beta_fast", 32.0),
         "beta_slow": f.get("rope.scaling.yarn_beta_slow", 1.0),
     }
-    if said is not None:
-        found["attention_factor"] = said
-    elif log:
+    if log:
         all_dims = log * 10 if both else log
         found |= {"mscale": all_dims if both else 1.0, "mscale_all_dim": all_dims}
-    elif added != 1 and factor:
+    if said is not None:
+        found["attention_factor"] = said
+    elif not log and added != 1 and factor:
         found["attention_factor"] = added * magnitude(1.0, factor)
     return found
 
@@ -87,7 +93,7 @@ def windows(f: Metadata, period: int, default: int | None = None) -> Keys:
     if not window:
         return {"layer_types": [FULL] * f.layers}
     if not isinstance(pattern, list):
-        every = pattern or period
+        every = f.count("attention.sliding_window_pattern", period)
         pattern = [layer % every < every - 1 for layer in range(f.layers)]
     types = [SLIDING if slides else FULL for slides in pattern]
     return {"layer_types": types[: f.layers], "sliding_window": window}
@@ -118,8 +124,13 @@ def biases(*keys: str) -> Callable[[Metadata], Keys]:
 def experts(f: Metadata, count: str = "num_experts", used: str = "num_experts_per_tok") -> Keys:
     """How many experts there are and are used, and how wide they are."""
     width = f.get("feed_forward_length")
+    said = f.count("expert_count")
+    routers = (f.shapes.get(f"blk.{n}.ffn_gate_inp.weight") for n in range(f.layers))
+    rows = next((shape[0] for shape in routers if shape), said)
+    if rows != said:
+        f.complain(f"{f.prefix}expert_count is {said}, and routers choose among {rows}")
     return {
-        count: f.need("expert_count"),
+        count: said,
         used: f.need("expert_used_count"),
         "moe_intermediate_size": f.get("expert_feed_forward_length", width),
     }
@@ -142,7 +153,7 @@ def scored(f: Metadata) -> Keys:
         **experts(f, "n_routed_experts"),
         "first_k_dense_replace": f.get("leading_dense_block_count", 0),
         "n_shared_experts": f.get("expert_shared_count", 0),
-        "n_group": f.get("expert_group_count", 0) or 1,
+        "n_group": f.number("expert_group_count", 0) or 1,
         "topk_group": f.get("expert_group_used_count", 0) or 1,
         "routed_scaling_factor": f.get("expert_weights_scale", 0.0) or 1.0,
         "num_nextn_predict_layers": f.later,
@@ -153,7 +164,7 @@ def shared_width(f: Metadata, tensor: str = "ffn_up_shexp.weight") -> int:
     """How wide the shared expert is, by the first that there is."""
     f.get("expert_shared_feed_forward_length")  # some converters write another number
     found = (f.shapes.get(f"blk.{n}.{tensor}") for n in range(f.layers))
-    return next((shape[0] for shape in found if shape is not None), 0)
+    return next((shape[0] for shape in found if shape), 0)
 
 
 def together(*readers: Callable[[Metadata], Mapping[str, Any]]) -> Callable[[Metadata], Keys]:

@@ -58,6 +58,23 @@ class Metadata:
             return 1
         return value
 
+    def number(self, key: str, default: Any = None) -> Any:
+        """The number of a key, no less than 0; a complaint where it is absent without default."""
+        value = self.need(key) if default is None else self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            self.complain(f"{self.prefix}{key} is {value!r}, wanted a number")
+            return 1
+        return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """The whole number of a key, at least 1."""
+        value = self.need(key) if default is None else self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            wanted = "wanted a whole number of at least 1"
+            self.complain(f"{self.prefix}{key} is {value!r}, {wanted}")
+            return 1
+        return value
+
     def only(self, key: str, allowed: Sequence[Any]) -> None:
         """Complain where a key is given and is none of these."""
         value = self.get(key, allowed[0])
@@ -72,25 +89,27 @@ class Metadata:
     @property
     def layers(self) -> int:
         """How many layers there are, those for predicting several tokens aside."""
-        return int(self.need("block_count")) - self.later
+        layers = self.count("block_count") - self.later
+        if layers < 1:
+            self.complain(f"{self.prefix}nextn_predict_layers leaves {layers} layers")
+        return max(layers, 1)
 
     @property
     def later(self) -> int:
         """How many layers for predicting several tokens come after the last."""
-        return int(self.get("nextn_predict_layers", 0))
+        return int(self.number("nextn_predict_layers", 0))
 
     @property
     def width(self) -> int:
         """How wide a head is."""
-        said = self.get("attention.key_length")
-        if said is not None:
-            return int(said)
-        return int(self.need("embedding_length")) // int(self.need("attention.head_count"))
+        if self.get("attention.key_length") is not None:
+            return self.count("attention.key_length")
+        return self.count("embedding_length") // self.count("attention.head_count")
 
     @property
     def turned(self) -> int:
         """How much of a head turns."""
-        return int(self.get("rope.dimension_count", self.width))
+        return self.count("rope.dimension_count", max(self.width, 1))
 
     def complain(self, complaint: str) -> None:
         """Keep a complaint for `done`."""

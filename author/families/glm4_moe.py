@@ -38,7 +38,7 @@ def read(keys: Mapping[str, Any], where: str, tensors: Shapes) -> Model:
         size, qk_norm=normed, bias=bias, output_bias=bias and family == DOTS
     )
     windows = _windows(config, size.layers) if family == DOTS else [None] * size.layers
-    moe, dense = scored(config), parts.swiglu(config)
+    moe, dense = scored(config, norm_top_k=family == GLM), parts.swiglu(config)
     layers, found = [], []
     for number, sparse in enumerate(after_dense(config, size.layers)):
         mixer = replace(attention, rope=ropes[number], window=windows[number])

@@ -75,8 +75,10 @@ def _delta(config: Config, layers: int) -> tuple[ChannelDelta, frozenset[int]]:
     said = config.get("linear_attn_config", {})
     own = Config(said if isinstance(said, dict) else {}, "linear_attn_config")
     numbered = own.get("kda_layers", []), own.get("full_attn_layers", [])
-    if sorted([*numbered[0], *numbered[1]]) != [*range(1, layers + 1)]:
+    found = [n for part in numbered for n in (part if isinstance(part, list) else [part])]
+    if not all(isinstance(n, int) for n in found) or sorted(found) != [*range(1, layers + 1)]:
         config.complain(f"kda_layers and full_attn_layers are {numbered}, wanted 1 to {layers}")
+        numbered = [], []
     width = own.count("head_dim")
     delta = ChannelDelta(
         heads=own.count("num_heads"),

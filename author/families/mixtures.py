@@ -56,9 +56,14 @@ def mixture(experts: int, top_k: int, expert_dff: int, **fields: Any) -> Moe:
     return replace(_PLAIN, experts=experts, top_k=top_k, expert_dff=expert_dff, **fields)
 
 
-def groups(config: Config, count: str = "n_group", used: str = "topk_group") -> Any:
+def groups(
+    config: Config,
+    count: str = "n_group",
+    used: str = "topk_group",
+    usual: tuple[int, int] = (1, 1),
+) -> Any:
     """How many groups of experts there are and may be chosen from; none where one is all."""
-    both = config.count(count, 1), config.count(used, 1)
+    both = config.count(count, usual[0]), config.count(used, usual[1])
     return None if both[0] == 1 else both
 
 

@@ -114,13 +114,15 @@ def from_gguf(
     `numbers` reads a small tensor: some files hold factors of the rotation so.
     """
     found = keys.get("general.architecture")
-    if found not in ARCHITECTURES:
+    if not isinstance(found, str) or found not in ARCHITECTURES:
         raise ConfigError(where, [_unknown("general.architecture", found, ARCHITECTURES)])
     return gguf.read_gguf(keys, tensors, where, READERS, numbers)
 
 
 def _reader(keys: Mapping[str, Any], where: str) -> Read:
     found = keys.get("model_type")
+    if found is not None and not isinstance(found, str):
+        raise ConfigError(where, [f"model_type is {found!r}, wanted a string"])
     if found in REFUSED:
         raise ConfigError(where, [f"model_type {found!r} is not supported: {REFUSED[found]}"])
     if found not in READERS:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from author.families.config import Config
+from author.families.config import Config, is_number
 from author.families.model import Linear, Llama3, LongRope, Rotation, Scaling, Yarn
 from author.spec import Rope
 
@@ -172,7 +172,7 @@ def _number(
     value = outside if inside is None else inside
     if value is None:
         return default
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+    if not is_number(value) or value <= 0:
         config.complain(f"{key} is {value!r}, wanted a positive number")
         return default
     return float(value)
@@ -189,7 +189,7 @@ class _Parameters:
 
     def number(self, key: str, default: float | None = None, least: float = 1e-9) -> float:
         value = self.found.get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or value < least:
+        if not is_number(value) or value < least:
             self.config.complain(f"rope_type {self.kind!r} wants a number {key}, found {value!r}")
             return 1.0
         return float(value)
@@ -211,16 +211,19 @@ class _Parameters:
 
 
 def _is_factor(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int | float) and is_number(value) and value > 0
 
 
 def _yarn(read: _Parameters) -> Scaling:
+    truncate = read.found.get("truncate", True)
+    if not isinstance(truncate, bool):
+        read.config.complain(f"truncate is {truncate!r}, wanted true or false")
     return Yarn(
         factor=read.number("factor"),
         original=read.original(),
         beta_fast=read.number("beta_fast", 32.0),
         beta_slow=read.number("beta_slow", 1.0),
-        truncate=bool(read.found.get("truncate", True)),
+        truncate=bool(truncate),
     )
 
 
