@@ -26,7 +26,7 @@ HEADING = "## Main"
 PATTERNS = {
     "name": r"[A-Za-z]\w*",
     "count": NUMBER,
-    "real": r"-?[0-9]{1,400}(?:\.[0-9]{1,400})?(?:e(?:-[0-9]{1,4}|[0-2]?[0-9]{1,2}))?",
+    "real": r"-?[0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?",
     "scalar": rf"(?:{NUMBER}|[A-Za-z]\w*)",
 }
 CALLED = {"name": "a name", "count": "a number", "real": "a real", "scalar": "a name or a number"}
@@ -111,8 +111,10 @@ def read_program(text: str, *, file: str = "program") -> tuple[Statement, ...]:
     """The statements of a program's text; raises TextError at the first line that is none."""
     lines = text.split("\n")
     if lines[0] != HEADING:
-        raise TextError(file, 1, 1, lines[0], (f"'{HEADING}'",))
-    if lines[-1] == "":
+        column = len(HEADING) + 1 if lines[0].startswith(HEADING) else 1
+        wanted = "the end of the line" if column > 1 else f"'{HEADING}'"
+        raise TextError(file, 1, column, lines[0][:200], (wanted,))
+    while len(lines) > 1 and lines[-1] == "":
         lines.pop()
     return tuple(
         read(line, file=file, line=number) for number, line in enumerate(lines[1:], start=2)
@@ -121,13 +123,22 @@ def read_program(text: str, *, file: str = "program") -> tuple[Statement, ...]:
 
 def read(text: str, *, file: str = "program", line: int = 1) -> Statement:
     """The statement of one line, full stop included."""
-    if text.endswith("."):
-        for form in STATEMENTS:
-            statement = _match(form, text[:-1])
-            if statement is not None:
-                return statement  # type: ignore[return-value]
+    try:
+        statement = _statement(text)
+    except _NoReal as error:
+        column = text.index(str(error)) + 1
+        raise TextError(file, line, column, text, ("a finite real",)) from None
+    if statement is not None:
+        return statement
     column, expected = _furthest(text)
     raise TextError(file, line, column, text, expected)
+
+
+def _statement(text: str) -> Statement | None:
+    if not text.endswith("."):
+        return None
+    matches = (_match(form, text[:-1]) for form in STATEMENTS)
+    return next((m for m in matches if isinstance(m, Statement)), None)
 
 
 def _match(form: type[Form], text: str) -> Form | None:
@@ -162,10 +173,21 @@ def _made(form: type[Form], found: re.Match[str], prefix: str) -> Form:
 
 def _read_value(kind: str, text: str) -> Name | int | float:
     if kind == "real":
-        return float(text)
+        return _finite(text)
     if kind == "count" or text[0].isdigit():
         return int(text)
     return Name.of(text)
+
+
+class _NoReal(ValueError):
+    """A number that no finite real is as large as."""
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise _NoReal(text)
+    return value
 
 
 def _flags(pieces: tuple[Piece, ...]) -> Iterator[str]:

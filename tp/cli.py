@@ -165,6 +165,10 @@ def _author_parser(subparsers: Any) -> None:
     author.add_argument("spec", metavar="SPEC.json", nargs="?", help="a spec, or a golden file")
     author.add_argument("kind", metavar="KIND", nargs="?", help="the kind of program")
     author.add_argument("--args", default="{}", metavar="JSON", help="the arguments of the kind")
+    author.add_argument("--text", action="store_true", help="print the program's text alone")
+    author.add_argument(
+        "--chip", type=_number("chips", least=0), metavar="C", help="the text of one chip, from 0"
+    )
     author.add_argument(
         "--batch",
         action="store_true",

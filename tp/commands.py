@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> None:
 
 def _prompt_ids(args: argparse.Namespace, source: Any) -> list[int]:
     """The tokens of the prompt, which a model without a tokenizer takes as --ids alone."""
+    if args.ids is not None and (args.prompt is not None or args.chat):
+        raise UsageError("--ids is a whole prompt: leave out PROMPT and --chat")
     if args.ids is not None:
         return args.ids
     prompt = _prompt(args)
@@ -211,7 +213,21 @@ def author(args: argparse.Namespace) -> None:
     if not isinstance(arguments, dict):
         raise UsageError(f"--args: found {arguments!r}, wanted a JSON object")
     check_request(args.kind, arguments)
+    if args.text or args.chip is not None:
+        print(_text(spec, args.kind, arguments, args.chip), end="")
+        return
     print(json.dumps(run_case(spec, args.kind, arguments)))
+
+
+def _text(spec: Any, kind: str, arguments: dict[str, Any], chip: int | None) -> str:
+    """A program as it is read, the joint text or one chip's; refusals are refusals here."""
+    from author.chips import chip_program
+    from author.kinds import CHECKS, author
+
+    if kind in CHECKS:
+        raise UsageError(f"{kind} has no text: it says whether there would be one")
+    program = author(spec, kind, arguments)
+    return program.text if chip is None else chip_program(program, chip).text
 
 
 def _author_batch() -> None:

@@ -22,7 +22,7 @@ from author.statements import (
     SetRows,
     Tensor,
 )
-from tp.rolled import Along, Axis, Each, Item, Listed, Loop, Once, Rolled, map_names
+from tp.rolled import Along, Axis, Each, Item, Listed, Loop, Once, Rolled, map_names, place
 from tp.unroll import collective_steps
 
 CHIP = Along("chip", 0)
@@ -351,12 +351,15 @@ def _repeats(
         start = layer + copy * period
         return items[layers[start][0] : layers[start + period - 1][1]]
 
-    copies = [block(0)]
-    body = copies[0]
-    while layer + (len(copies) + 1) * period <= len(layers):
-        try:
-            body = merge("layer", [*copies, block(len(copies))], range(len(copies) + 1))
-        except Uneven:
+    if layer + 2 * period > len(layers):
+        return 1, block(0)
+    try:
+        body = merge("layer", [block(0), block(1)], range(2))
+    except Uneven:
+        return 1, block(0)
+    count = 2
+    while layer + (count + 1) * period <= len(layers):
+        if place(body, "layer", count) != block(count):
             break
-        copies.append(block(len(copies)))
-    return len(copies), body
+        count += 1
+    return count, body
