@@ -254,10 +254,24 @@ def test_an_error_shows_the_line_and_a_caret():
     assert str(error.value) == ("model.txt:3:7: expected 'be'\n    Let y is 4.\n          ^")
 
 
-@pytest.mark.parametrize("text", ["", "# Main\n", "## Main \n", "Let x be 3.\n"])
+@pytest.mark.parametrize("text", ["", "# Main\n", "Let x be 3.\n"])
 def test_a_program_starts_with_its_heading(text):
     with pytest.raises(TextError, match="program:1:1: expected '## Main'"):
         read_program(text)
+
+
+def test_a_heading_with_more_behind_it_is_pointed_at_there():
+    with pytest.raises(TextError, match="program:1:8: expected the end of the line"):
+        read_program("## Main \nLet x be 3.\n")
+
+
+def test_blank_lines_at_the_end_are_no_statements():
+    assert len(read_program("## Main\nLet x be 3.\n\n\n")) == 1
+
+
+def test_a_real_that_no_float_holds_is_pointed_at():
+    with pytest.raises(TextError, match="program:1:22: expected a finite real"):
+        read("Let y be x scaled by 1e999.")
 
 
 def test_an_empty_line_is_not_a_statement():
