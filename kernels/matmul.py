@@ -6,10 +6,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from kernels.arrays import Integer, Matrix, einsum, full
+from kernels.native.packed import Packed, unpacked
 from kernels.q8 import Q8, dequantise
 
-Stored = Q8 | Float[Array, "_ _"]
-AnyStored = Q8 | Float[Array, "..."]  # a matrix, or one for each expert
+Stored = Q8 | Packed | Float[Array, "_ _"]
+AnyStored = Q8 | Packed | Float[Array, "..."]  # a matrix, or one for each expert
 
 
 def matmul(x: Matrix, w: Stored, *, heads: int | None = None) -> Matrix:
@@ -51,6 +52,8 @@ def embedding(
 
 def as_float(w: AnyStored) -> Any:
     """The float32 values of a stored weight."""
+    if isinstance(w, Packed):
+        return unpacked(w)
     return dequantise(w) if isinstance(w, Q8) else w
 
 
@@ -58,4 +61,4 @@ def taken(w: AnyStored, ids: Integer | Int[Array, "..."]) -> AnyStored:
     """The rows, or whatever the first axis counts, with these numbers."""
     if isinstance(w, Q8):
         return Q8(values=w.values[ids], scales=w.scales[ids], block=w.block)
-    return w[ids]
+    return as_float(w)[ids]

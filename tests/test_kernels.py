@@ -28,7 +28,7 @@ def paths(operation):
     return pytest.mark.parametrize("path", PATHS[operation], ids=lambda path: path.name)
 
 
-kinds = pytest.mark.parametrize("kind", ["float", "q8", "fine q8"])
+kinds = pytest.mark.parametrize("kind", ["float", "q8", "fine q8", "tiles"])
 
 
 # --- Products
@@ -131,7 +131,7 @@ def test_causal_attention_of_padded_rows(path):
 
 
 def test_causal_attention_of_more_rows_than_a_block():
-    path, _ = choose("causal_attention", "cpu")
+    path, _ = choose("causal_attention", "cpu", "xla")
     arrays, words = attention_case("one head", 300, 330, {"last": 200}, 303)
     words["position"] = 4
     same(run(path, arrays, words), oracle.causal_attention(*arrays, **words))
@@ -244,7 +244,7 @@ def test_moe(path, routing, rows):
 
 
 @paths("moe")
-@kinds
+@pytest.mark.parametrize("kind", ["float", "q8", "fine q8"])
 def test_moe_of_stored_weights(path, kind):
     for rows in (1, 9):
         arrays, words = moe_case("gpt-oss", rows, kind)

@@ -63,7 +63,7 @@ def mesh_cases():
 @pytest.mark.parametrize("case", list(mesh_cases()), ids=lambda case: case[0])
 def test_a_fast_path_varies_as_its_inputs_do(case):
     operation, arrays, words = case
-    path, _ = choose(operation, "cpu")
+    path, _ = choose(operation, "cpu", "xla")
     twice = [jax.tree.map(lambda a: jnp.stack([a, a[::-1]]), a) for a in arrays]
     found = on_two_chips(path.call, twice, words)
     for chip in range(2):
@@ -83,7 +83,7 @@ def varying_cases():
 @pytest.mark.parametrize("case", list(varying_cases()), ids=lambda case: f"{case[0]} {case[3]}")
 def test_one_varying_input_is_enough(case):
     operation, arguments, words, which = case
-    call = choose(operation, "cpu")[0].call
+    call = choose(operation, "cpu", "xla")[0].call
     rest = [a for i, a in enumerate(arguments) if i != which]
     mesh = jax.make_mesh((2,), ("chip",), axis_types=(AxisType.Auto,))
 

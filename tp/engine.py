@@ -58,7 +58,12 @@ def load_source(
         kernels=kernels,
     )
     weights, receipt = load_weights(
-        source.model, decoder.operands, source.checkpoint, decoder.devices, progress=progress
+        source.model,
+        decoder.operands,
+        source.checkpoint,
+        decoder.devices,
+        kernels=kernels,
+        progress=progress,
     )
     decoder.weights = weights
     if source.model.short_length is not None:

@@ -58,9 +58,10 @@ def load(
     checkpoint: Checkpoint,
     devices: Devices,
     *,
+    kernels: str = "auto",
     progress: Progress = lambda what, done, of: None,
 ) -> tuple[dict[str, Any], Receipt]:
-    """The weights and tables of a program on its devices.
+    """The weights and tables of a program on its devices, laid out for the path `kernels`.
 
     Raises CheckpointError, before anything reaches a device, where a tensor is missing, has
     another shape than the model says, or is not used.
@@ -71,7 +72,7 @@ def load(
         wanted.pop("Wout", None)
     receipt = Receipt(chips=[Held() for _ in range(devices.chips)])
     receipt.skipped = check_tensors(model, wanted, checkpoint)
-    filling = _Filling(model, checkpoint, devices, receipt)
+    filling = _Filling(model, checkpoint, devices, kernels, receipt)
     weights: dict[str, Any] = {}
     with ThreadPoolExecutor(max_workers=4) as pool:
         for done, (key, array) in enumerate(pool.map(filling.fill, wanted.items()), start=1):
@@ -88,11 +89,17 @@ class _Filling:
     """A load on its way."""
 
     def __init__(
-        self, model: Model, checkpoint: Checkpoint, devices: Devices, receipt: Receipt
+        self,
+        model: Model,
+        checkpoint: Checkpoint,
+        devices: Devices,
+        kernels: str,
+        receipt: Receipt,
     ) -> None:
         self.model = model
         self.checkpoint = checkpoint
         self.devices = devices
+        self.kernels = kernels
         self.receipt = receipt
         self.writing = Lock()
 
@@ -168,7 +175,12 @@ class _Filling:
             ],
             "inner",
         )
-        return pack(joined.refine(min(block, joined.block)), self.devices.platform)
+        return pack(
+            joined.refine(min(block, joined.block)),
+            self.devices.platform,
+            self.kernels,
+            tiled=operand.stored != "heads" and not operand.experts,
+        )
 
     def columns(
         self,

@@ -102,9 +102,15 @@ class _Paths:
     taken: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, name: str) -> Callable[..., Any]:
-        path, _ = table.choose(name, self.platform, self.wanted)
-        self.taken[name] = path.name
-        return path.call
+        """An operation by the first path that takes what it is called with."""
+
+        def call(*arrays: Any, **words: Any) -> Any:
+            taken, result = table.call(name, self.platform, self.wanted, *arrays, **words)
+            others = {part for part in self.taken.get(name, "").split(", ") if part}
+            self.taken[name] = ", ".join(sorted({*others, taken}))
+            return result
+
+        return call
 
 
 def _key(name: Name) -> str:

@@ -45,7 +45,8 @@ class Operand:
 
     `stored` says how a quantised weight lies in memory: outputs by inputs, so that the axis
     summed over is last. `plain` is that already; `turned` is the transpose; `heads` is turned
-    head by head. Float matrices stay as the language has them.
+    head by head. Float matrices stay as the language has them. `experts` says that a mixture reads
+    it, which takes no tiles.
     """
 
     name: Name
@@ -56,6 +57,7 @@ class Operand:
     quantised: bool = False
     stored: Stored = "plain"
     heads: int = 1
+    experts: bool = False
 
     @property
     def local(self) -> tuple[int, int]:
@@ -78,6 +80,7 @@ def operands(rolled: Rolled) -> dict[Name, Operand]:
     role = roles(rolled.program)
     items = unroll_layers(rolled)
     uses = {canonical(name): use for name, use in _uses(items)}
+    of_experts = {canonical(name) for name in _of_experts(items)}
     found: dict[Name, Operand] = {}
     for tensor, sequences in tensors(items):
         first = _first_copy(tensor.name)
@@ -101,6 +104,7 @@ def operands(rolled: Rolled) -> dict[Name, Operand]:
             quantised=quantised,
             stored=stored,
             heads=1 if heads is None else whole[0] * _largest(heads) // _local_rows(layout, whole),
+            experts=name in of_experts,
         )
     return found
 
@@ -165,3 +169,13 @@ def _uses_of(value: Expression) -> Iterator[tuple[Name, tuple[Stored, object]]]:
             yield value.w, ("heads", value.heads)
         case Moe():
             yield value.router, ("turned", None)
+
+
+def _of_experts(items: tuple[Item, ...]) -> Iterator[Name]:
+    """The weights that mixtures read."""
+    for item in items:
+        match item:
+            case Loop():
+                yield from _of_experts(item.body)
+            case Let(value=Moe() as moe):
+                yield from (moe.router, moe.gate, moe.up, moe.down)

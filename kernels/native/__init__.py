@@ -1,0 +1,1 @@
+"""Operations in C++ for CPU devices, where they could be compiled."""

@@ -1,0 +1,82 @@
+// What a level of the CPU's instructions offers; each is one translation unit of its own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace anyfold {
+
+// A tile is 32 outputs by 32 of the summed axis: 32 float16 scales, then w + 128 as
+// [of the sum / 4: 8][outputs / 16: 2][output: 16][of the sum: 4].
+constexpr int kSide = 32;
+constexpr int kTileBytes = 64 + kSide * kSide;
+
+// Rows of activations in 24 bits a block of 32: a value is 256 * (its high part, 16 bits) + (its
+// low part, 8 bits), times the block's scale, in whatever order a level's product reads them.
+// With 16 bits alone, small models differ from float32 by more than rounding does.
+constexpr int kLine = 128;              // bytes of a block
+constexpr float kLargest = 8323072.0f;  // 127 * 2^16
+
+struct Inputs {
+  int64_t rows;
+  int64_t blocks;
+  uint8_t* lines;    // [rows, blocks, kLine]
+  float* scales;     // [rows, blocks]
+  int32_t* offsets;  // [rows, blocks, 2]: what the 128 in the weights adds to the sums of high and
+                     // of low parts, to be taken off
+};
+
+struct Attention {
+  const float* keys;
+  const float* values;
+  const float* sinks;  // of all heads, or null
+  int64_t heads;
+  int64_t groups;
+  int64_t width;        // of a key
+  int64_t value_width;  // of a value
+  float scale;
+  float cap;      // 0: none
+  int64_t last;   // 0: all
+  int64_t chunk;  // 0: one
+
+  // The rows that a position reads, counted from 0: [from, position).
+  int64_t from(int64_t position) const {
+    int64_t first = 0;
+    if (last > 0 && position - last > first) first = position - last;
+    if (chunk > 0 && (position - 1) / chunk * chunk > first) first = (position - 1) / chunk * chunk;
+    return first;
+  }
+};
+
+struct Level {
+  const char* name;
+  bool (*runs_here)();
+  // One row of `cols` floats, the rest of its last block zeros.
+  void (*quantise)(const float* x, int64_t cols, const Inputs& out, int64_t row);
+  // Rows [first, first + rows) times one column of tiles; `out` is [rows, 32]. At most kMostRows.
+  void (*product)(const uint8_t* tiles, const Inputs& x, int64_t first, int rows, float* out);
+  void (*embed)(const uint8_t* tiles, int64_t blocks, int64_t output, int64_t cols, float* out);
+  void (*rms_norm)(const float* x, const float* weight, int64_t width, float epsilon, float* out);
+  void (*rope)(const float* x, const float* cos, const float* sin, int64_t heads, int64_t width,
+               int64_t half, float* out);
+  void (*swiglu)(const float* gate, const float* up, int64_t n, float* out);
+  void (*plus)(const float* a, const float* b, int64_t n, float* out);
+  // The heads of one group in one row that stands at `position`; `room` as `attention_room` says.
+  void (*attend)(const Attention& a, const float* q, int64_t group, int64_t position, float* room,
+                 float* out);
+};
+
+constexpr int kMostRows = 6;
+
+// Floats of scratch that `attend` wants for so many positions.
+inline size_t attention_room(const Attention& a, int64_t positions) {
+  return static_cast<size_t>((a.heads / a.groups) * ((positions + 31) / 16 * 16));
+}
+
+extern const Level kPlain;
+#if defined(__x86_64__)
+extern const Level kAvx2;
+extern const Level kAvx512;
+#endif
+
+}  // namespace anyfold

@@ -1,0 +1,46 @@
+// The level that every CPU has.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "level.h"
+
+#define LANES 4
+
+namespace anyfold {
+namespace {
+
+#include "vectors.h"
+
+bool runs_here() { return true; }
+
+void product(const uint8_t* tiles, const Inputs& x, int64_t first, int rows, float* out) {
+  std::fill(out, out + rows * kSide, 0.0f);
+  for (int64_t b = 0; b < x.blocks; b++, tiles += kTileBytes) {
+    for (int row = 0; row < rows; row++) {
+      const int64_t at = (first + row) * x.blocks + b;
+      int16_t parts[2][kSide];
+      std::memcpy(parts, x.lines + at * kLine, kLine);
+      int32_t sums[2][kSide];
+      for (int part = 0; part < 2; part++) {
+        std::fill(sums[part], sums[part] + kSide, x.offsets[2 * at + part]);
+        for (int k = 0; k < kSide; k++)
+          for (int n = 0; n < kSide; n++)
+            sums[part][n] += parts[part][k] * tiles[64 + k / 4 * 128 + n * 4 + k % 4];
+      }
+      for (int n = 0; n < kSide; n++) {
+        const float total =
+            256.0f * static_cast<float>(sums[0][n]) + static_cast<float>(sums[1][n]);
+        out[row * kSide + n] += total * (x.scales[at] * scale_of(tiles, n));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+const Level kPlain = {"plain",  runs_here, quantise, product, embed,
+                      rms_norm, rope,      swiglu,   plus,    attend};
+
+}  // namespace anyfold
