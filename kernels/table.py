@@ -15,7 +15,6 @@ from kernels.native.library import why_not
 from kernels.native.packed import Packed, packed, packs
 from kernels.q8 import Q8, AnyFloat32, dequantise
 
-
 NATIVE = "native"
 
 

@@ -156,7 +156,11 @@ def test_rows_of_any_length(level, rows, cols):
     same(ran(operations.plus, (a, b), {}), a + b, tolerance=1e-7)
     same(ran(operations.plus, (a, b[:1]), {}), a + b[:1], tolerance=1e-7)
     same(ran(operations.plus, (a[:1], b), {}), a[:1] + b, tolerance=1e-7)
-    same(ran(operations.swiglu, (40 * b, a), {}), ran(reference.swiglu, (40 * b, a), {}), tolerance=1e-6)
+    same(
+        ran(operations.swiglu, (40 * b, a), {}),
+        ran(reference.swiglu, (40 * b, a), {}),
+        tolerance=1e-6,
+    )
     w = normal(1, cols, seed=2)
     for words in ({}, {"epsilon": 0.5}):
         found = ran(operations.rms_norm, (a, w), words)

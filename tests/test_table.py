@@ -44,7 +44,10 @@ def test_an_example_may_be_shapes():
     shape = jax.ShapeDtypeStruct((1, 8), jnp.float32)
     words = {"heads": 2, "groups": 1, "position": jax.ShapeDtypeStruct((), jnp.int32)}
     cache = jax.ShapeDtypeStruct((16, 4), jnp.float32)
-    assert choose("attention", "cpu", example=([shape, cache, cache], words))[0].name in ("native", "xla")
+    assert choose("attention", "cpu", example=([shape, cache, cache], words))[0].name in (
+        "native",
+        "xla",
+    )
 
 
 def test_a_weight_is_packed_as_floats_on_a_cpu_alone():

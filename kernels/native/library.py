@@ -76,9 +76,7 @@ def _registered() -> None:
     library = _library()
     for handler in HANDLERS:
         symbol = getattr(library, f"anyfold_{handler}")
-        jax.ffi.register_ffi_target(
-            f"anyfold_{handler}", jax.ffi.pycapsule(symbol), platform="cpu"
-        )
+        jax.ffi.register_ffi_target(f"anyfold_{handler}", jax.ffi.pycapsule(symbol), platform="cpu")
     library.anyfold_set_threads(max(1, _cores() // len(jax.devices("cpu"))))
 
 

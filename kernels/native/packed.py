@@ -23,9 +23,7 @@ TILE = SCALES + SIDE * SIDE  # bytes
 _SIGNS = np.uint32(0x80808080)
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["tiles"], meta_fields=["outputs", "inputs"]
-)
+@partial(jax.tree_util.register_dataclass, data_fields=["tiles"], meta_fields=["outputs", "inputs"])
 @dataclass(frozen=True, kw_only=True)
 class Packed:
     """A weight of `outputs` by `inputs` in tiles: uint8 `[ceil(outputs / 32), ceil(inputs / 32),

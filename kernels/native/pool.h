@@ -63,7 +63,13 @@ class Pool {
     }
     while (take(ticket_.load(std::memory_order_acquire))) {
     }
-    while (done_.load(std::memory_order_acquire) < pieces) rest();
+    // A thread that took a piece may have lost its core to another process: leave it ours.
+    for (int waited = 0; done_.load(std::memory_order_acquire) < pieces; waited++) {
+      if (waited < kSpins)
+        rest();
+      else
+        std::this_thread::yield();
+    }
   }
 
   static bool any(uint64_t ticket) { constexpr uint64_t kMask = kMost - 1;
