@@ -115,29 +115,35 @@ def scaled(made: Tensors, **factors: float) -> Tensors:
 
 
 @cache
-def _shared(spec: Any, chips: int, context: int) -> list[Decoder]:
+def _shared(spec: Any, chips: int, context: int, kernels: str) -> list[Decoder]:
     return []
 
 
-def decoder(path: Path, chips: int, context: int = CONTEXT) -> Decoder:
+def decoder(path: Path, chips: int, context: int = CONTEXT, *, kernels: str = "auto") -> Decoder:
     """A checkpoint on its chips; what is compiled is shared by all of one spec."""
     source = open_source(str(path))
     made = Decoder(
-        model=source.model, devices=devices(chips), context=context, chunks=(min(context, 32),)
+        model=source.model,
+        devices=devices(chips),
+        context=context,
+        chunks=(min(context, 32),),
+        kernels=kernels,
     )
-    before = _shared(source.model.spec, chips, context)
+    before = _shared(source.model.spec, chips, context, kernels)
     if before:
         made._steps = before[0]._steps
         made.__dict__["decode"] = before[0].decode
     else:
         before.append(made)
-    made.weights, _ = load(source.model, made.operands, source.checkpoint, made.devices)
+    made.weights, _ = load(
+        source.model, made.operands, source.checkpoint, made.devices, kernels=kernels
+    )
     return made
 
 
 def weights(path: Path, chips: int) -> dict[str, Any]:
-    """What the chips hold of a checkpoint, whole arrays of all chips."""
-    return decoder(path, chips).weights
+    """What the chips hold of a checkpoint, whole arrays of all chips, in float32."""
+    return decoder(path, chips, kernels="xla").weights
 
 
 def logits(path: Path, chips: int, ids: list[int]) -> np.ndarray:

@@ -65,8 +65,10 @@ def opened(path):
 
 
 def loaded(model, checkpoint, chips):
-    made = Decoder(model=model, devices=devices(chips), context=CONTEXT)
-    made.weights, receipt = load(model, made.operands, checkpoint, made.devices)
+    made = Decoder(model=model, devices=devices(chips), context=CONTEXT, kernels="xla")
+    made.weights, receipt = load(
+        model, made.operands, checkpoint, made.devices, kernels=made.kernels
+    )
     return made, receipt
 
 
@@ -104,7 +106,7 @@ def slices_of(model, chips):
 @pytest.mark.parametrize("family", ["llama", "smollm2", "mistral", "qwen3"])
 def test_each_device_holds_its_slices_and_zeros(family, chips, quantised, monkeypatch):
     if quantised:  # as an accelerator has them
-        monkeypatch.setattr("tp.loader.pack", lambda q, platform: q)
+        monkeypatch.setattr("tp.loader.pack", lambda q, *_, **__: q)
     model, checkpoint = opened(FOLDER / family)
     made, _ = loaded(model, checkpoint, chips)
     seen = {}
@@ -126,7 +128,7 @@ def test_each_device_holds_its_slices_and_zeros(family, chips, quantised, monkey
 
 
 def test_a_cut_inside_a_block_repeats_its_scales(monkeypatch):
-    monkeypatch.setattr("tp.loader.pack", lambda q, platform: q)
+    monkeypatch.setattr("tp.loader.pack", lambda q, *_, **__: q)
     model, checkpoint = opened(FOLDER / "mistral")
     made, _ = loaded(model, checkpoint, 4)
     # Heads of 24 are cut at 24, 48 and 72: the finest block that holds is 8.
@@ -318,7 +320,7 @@ def from_pairs(rows, width):
 
 @pytest.mark.parametrize("chips", [1, 2, 3, 4])
 def test_blocks_of_a_gguf_come_as_they_are(chips, tmp_path, monkeypatch):
-    monkeypatch.setattr("tp.loader.pack", lambda q, platform: q)
+    monkeypatch.setattr("tp.loader.pack", lambda q, *_, **__: q)
     model, checkpoint, blocks = gguf_model(tmp_path)
     made, _ = loaded(model, checkpoint, chips)
     for chip, name, axis, taken in slices_of(model, chips):
@@ -339,7 +341,7 @@ def test_blocks_of_a_gguf_come_as_they_are(chips, tmp_path, monkeypatch):
 def test_quantised_weights_step_like_their_float32_values(tmp_path, monkeypatch):
     model, checkpoint, _ = gguf_model(tmp_path)
     plain, _ = loaded(model, checkpoint, 1)
-    monkeypatch.setattr("tp.loader.pack", lambda q, platform: q)
+    monkeypatch.setattr("tp.loader.pack", lambda q, *_, **__: q)
     packed, _ = loaded(model, checkpoint, 4)
     assert isinstance(packed.weights["Wo0"], Q8)
     wanted, _ = plain.step(plain.fresh(), 100, 1)

@@ -137,7 +137,7 @@ def test_experts_whose_gates_and_ups_alternate_are_cut_by_pairs(tmp_path):
 
 
 def test_blocks_of_experts_keep_their_scales_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr("tp.loader.pack", lambda q, platform: q)  # as an accelerator has them
+    monkeypatch.setattr("tp.loader.pack", lambda q, *_, **__: q)  # as an accelerator has them
     config, made = resized("qwen2_moe", 928)
     path = write(tmp_path / "c", config, made)
     down = np.concatenate(
@@ -194,7 +194,7 @@ def wide():
 
 @pytest.mark.parametrize("chips", [2, 3, 4])
 def test_29_blocks_are_cut_between_blocks_scales_and_all(tmp_path, chips, monkeypatch):
-    monkeypatch.setattr("tp.loader.pack", lambda q, platform: q)
+    monkeypatch.setattr("tp.loader.pack", lambda q, *_, **__: q)
     config, made = wide()
     path = write(tmp_path / "c", config, made)
     ranges = decoder(path, chips).operands["Wd0"].layout.ranges

@@ -193,7 +193,7 @@ def held(made, axis, model, path, chips=3, unit=1):
     `unit` is how many of what the layout counts make one of what is stored.
     """
     checkpoint = open_checkpoint(path)
-    weights, _ = load(model, {"W0": made}, checkpoint, devices(chips))
+    weights, _ = load(model, {"W0": made}, checkpoint, devices(chips), kernels="xla")
     slices = np.split(np.asarray(weights["W0"]), chips, axis)
     lengths = [made.layout.held(chip) // unit for chip in range(chips)]
     kept = [np.take(s, range(n), axis) for s, n in zip(slices, lengths, strict=True)]
