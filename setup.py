@@ -23,7 +23,8 @@ class BuildIfPossible(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         """Build it, and note beside it what went wrong if that fails."""
-        reason = Path(self.get_ext_fullpath(ext.name)).parent / "failed.txt"
+        built = Path(self.get_ext_fullpath(ext.name)).parent
+        reason = (HERE if self.editable_mode else built) / "failed.txt"
         try:
             super().build_extension(ext)
             reason.unlink(missing_ok=True)

@@ -22,12 +22,14 @@ NATIVE = "native"
 class Path:
     """One way to compute an operation, on these platforms (None: on all).
 
-    `call` raises `Declined` before any work if it does not take its arguments.
+    `call` raises `Declined` before any work if it does not take its arguments; `why_not` says why
+    the path is not to be had here, if it is not.
     """
 
     name: str
     call: Callable[..., Any]
     platforms: tuple[str, ...] | None = None
+    why_not: Callable[[], str | None] = lambda: None
 
 
 def choose(
@@ -90,8 +92,9 @@ def _none_takes(operation: str, platform: str, declined: Mapping[str, str]) -> D
 def _refusal(path: Path, platform: str, example: Any) -> str | None:
     if path.platforms is not None and platform not in path.platforms:
         return f"runs on {', '.join(path.platforms)}, not on {platform}"
-    if example is None:
-        return None
+    missing = path.why_not()
+    if missing is not None or example is None:
+        return missing
     arguments, keywords = example
     arrays = {word: value for word, value in keywords.items() if hasattr(value, "shape")}
     numbers = {word: value for word, value in keywords.items() if word not in arrays}
@@ -223,7 +226,7 @@ PATHS: Mapping[str, tuple[Path, ...]] = {
     **_EVERYWHERE,
     **{
         call.__name__: (
-            Path(name=NATIVE, call=call, platforms=("cpu",)),
+            Path(name=NATIVE, call=call, platforms=("cpu",), why_not=why_not),
             *_EVERYWHERE[call.__name__],
         )
         for call in _NATIVE

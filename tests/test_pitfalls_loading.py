@@ -259,6 +259,7 @@ def test_later_layers_and_buffers_are_skipped_under_any_prefix_and_nothing_else(
         str(write(tmp_path / "c", config, {named(n): a for n, a in made.items()})),
         chips=2,
         context=CONTEXT,
+        kernels="xla",
     )
     assert set(found.receipt.skipped) == {named(name) for name in later}
     wanted = weights(FOLDER / family, 2)
