@@ -61,9 +61,7 @@ def test_a_mistake_gets_one_line_and_status_2(
     assert err.startswith("anyfold")
 
 
-def test_an_empty_directory_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_directory_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "is empty" in refusal(capsys, "run", str(tmp_path), "--ids", "1")
 
 
