@@ -46,7 +46,7 @@ def twelve(tmp_path, kv_heads):
 @pytest.mark.parametrize("chips", [2, 3, 4, 6, 8])
 def test_a_chip_holds_just_the_kv_heads_that_its_query_heads_read(tmp_path, kv_heads, chips):
     path, _, made = twelve(tmp_path, kv_heads)
-    one = decoder(path, chips)
+    one = decoder(path, chips, kernels="xla")
     for name, tensor in (("Wk0", "k_proj"), ("Wv0", "v_proj")):
         whole = made[f"model.layers.0.self_attn.{tensor}.weight"]
         held = np.split(np.asarray(one.weights[name]), chips)
