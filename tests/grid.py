@@ -44,9 +44,11 @@ class _Prompt:
     greedy: list[int]
 
 
-def cells(checkpoint: Path, chips: int, ways: Sequence[str] = WAYS) -> Iterator[Cell]:
+def cells(
+    checkpoint: Path, chips: int, ways: Sequence[str] = WAYS, kernels: str = "auto"
+) -> Iterator[Cell]:
     """The cells of a checkpoint at a width."""
-    decoder = load(str(checkpoint), chips=chips).decoder
+    decoder = load(str(checkpoint), chips=chips, kernels=kernels).decoder
     decoder.chunks = (32,)
     expected = np.load(checkpoint / "expected.npz")
     prompts = [
@@ -138,10 +140,10 @@ def _total(prompts: list[_Prompt]) -> int:
 
 def main(arguments: Sequence[str]) -> None:
     """Print the cells of a checkpoint at some widths, a line of JSON each."""
-    checkpoint, *widths = arguments
+    checkpoint, kernels, *widths = arguments
     launch.devices(max(map(int, widths)))
     for chips in map(int, widths):
-        for cell in cells(Path(checkpoint), chips):
+        for cell in cells(Path(checkpoint), chips, kernels=kernels):
             print(json.dumps(asdict(cell)), flush=True)
 
 
