@@ -10,7 +10,9 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tests.gguf_tensors import Config, rope, width
+from tests import gguf_recurrent
+from tests.gguf_recurrent import Config
+from tests.gguf_tensors import rope, width
 
 Writer = gguf.GGUFWriter
 SOFTMAX, SIGMOID = gguf.ExpertGatingFuncType.SOFTMAX, gguf.ExpertGatingFuncType.SIGMOID
@@ -36,7 +38,7 @@ def _usual(w: Writer, c: Config) -> None:
     full = said.get("full_attention", said)
     written: list[tuple[Callable[[Any], None], Any]] = [
         (w.add_block_count, c["num_hidden_layers"]),
-        (w.add_context_length, c["max_position_embeddings"]),
+        (w.add_context_length, _first(c, "max_position_embeddings", "model_max_length")),
         (w.add_embedding_length, c["hidden_size"]),
         (w.add_feed_forward_length, _first(c, "intermediate_size_mlp", "intermediate_size")),
         (w.add_head_count, c["num_attention_heads"]),
@@ -45,7 +47,7 @@ def _usual(w: Writer, c: Config) -> None:
         (w.add_layer_norm_rms_eps, c.get("rms_norm_eps")),
         (w.add_layer_norm_eps, c.get("layer_norm_eps")),
         (w.add_expert_count, _first(c, "num_local_experts", "num_experts")),
-        (w.add_expert_used_count, c.get("num_experts_per_tok")),
+        (w.add_expert_used_count, _first(c, "num_experts_per_tok", "num_experts_per_token")),
         (w.add_expert_group_count, c.get("n_group")),
         (w.add_expert_group_used_count, c.get("topk_group")),
         (w.add_expert_gating_func, _gating(c)),
@@ -59,7 +61,8 @@ def _usual(w: Writer, c: Config) -> None:
 
 
 def _gating(c: Config) -> gguf.ExpertGatingFuncType | None:
-    return {"sigmoid": SIGMOID, "softmax": SOFTMAX}.get(c.get("scoring_func"))
+    said = _first(c, "scoring_func", "moe_router_activation_func")
+    return {"sigmoid": SIGMOID, "softmax": SOFTMAX}.get(said)
 
 
 def _scaling(w: Writer, said: Mapping[str, Any]) -> None:
@@ -246,13 +249,12 @@ def _llama4(w: Writer, c: Config) -> None:
 
 def _qwen3_next(w: Writer, c: Config) -> None:
     _qwen_moe(w, c)
-    w.add_ssm_conv_kernel(c["linear_conv_kernel_dim"])
-    w.add_ssm_state_size(c["linear_key_head_dim"])
-    w.add_ssm_group_count(c["linear_num_key_heads"])
-    w.add_ssm_time_step_rank(c["linear_num_value_heads"])
-    w.add_ssm_inner_size(c["linear_value_head_dim"] * c["linear_num_value_heads"])
-    w.add_full_attention_interval(c["full_attention_interval"])
-    w.add_rope_dimension_count(int(width(c) * c["partial_rotary_factor"]))
+    gguf_recurrent.describe_delta(w, c)
+
+
+def _qwen3_5_moe(w: Writer, c: Config) -> None:
+    _qwen_moe(w, c)
+    gguf_recurrent.describe_qwen35(w, c)
 
 
 def _xielu(w: Writer, c: Config, tensors: Mapping[str, np.ndarray]) -> None:
@@ -281,6 +283,7 @@ SPECIAL: Mapping[str, Callable[[Writer, Config], None]] = {
     "gpt_oss": _gpt_oss,
     "granite": _granite,
     "granitemoe": _granite,
+    "kimi_linear": gguf_recurrent.describe_kimi_linear,
     "hunyuan_v1_dense": _hunyuan,
     "hunyuan_v1_moe": _hunyuan_moe,
     "llama": _sized,
@@ -294,5 +297,7 @@ SPECIAL: Mapping[str, Callable[[Writer, Config], None]] = {
     "qwen2_moe": _qwen_moe,
     "qwen3_moe": _qwen_moe,
     "qwen3_next": _qwen3_next,
+    "qwen3_5_text": gguf_recurrent.describe_qwen35,
+    "qwen3_5_moe_text": _qwen3_5_moe,
     "smollm3": _sized,
 }

@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "granitemoe": "granitemoe",
     "hunyuan_v1_dense": "hunyuan-dense",
     "hunyuan_v1_moe": "hunyuan-moe",
+    "kimi_linear": "kimi-linear",
     "llama": "llama",
     "llama4_text": "llama4",
     "minimax_m2": "minimax-m2",
@@ -50,11 +51,16 @@ ARCHITECTURES = {
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
     "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
     "seed_oss": "seed_oss",
     "smollm3": "smollm3",
 }
 # In float32 whatever the rest is.
-KEPT = (".bias", "ffn_gate_inp.weight", "ssm_conv1d.weight")
+KEPT = (
+    *(".bias", "ffn_gate_inp.weight", "ssm_conv1d.weight"),
+    *(f"ssm_conv1d_{part}.weight" for part in "qkv"),
+)
 
 
 def gguf_of(checkpoint: Path, path: Path, **changes: Any) -> Path:

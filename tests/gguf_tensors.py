@@ -11,19 +11,20 @@ from typing import Any
 import gguf
 import numpy as np
 
-Config = Mapping[str, Any]
-Tensor = tuple[str, np.ndarray]
-LAYER = re.compile(r"model\.layers\.(\d+)\.")
+from tests import gguf_recurrent
+from tests.gguf_recurrent import LAYER, Config, Tensor
+
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 PAIRED = ("llama", "mistral3", "granite", "granitemoe", "smollm3")
-PLUS_ONE = ("gemma", "gemma2", "gemma3", "qwen3next")
+PLUS_ONE = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
 UNNAMED = {"e_score_correction_bias": "e_score_correction.bias", "sinks": "sinks.weight"}
 
 
 def converted(arch: str, c: Config, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The tensors of a GGUF file of this architecture."""
     number = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    named = gguf.get_tensor_name_map(number, c["num_hidden_layers"])
+    layers = c["num_hidden_layers"] + c.get("mtp_num_hidden_layers", 0)
+    named = gguf.get_tensor_name_map(number, layers)
     found = {}
     for name, array in _all(arch, c, tensors):
         new = named.get_name(name, try_suffixes=(".weight", ".bias")) or _given(name)
@@ -120,16 +121,6 @@ def _gpt_oss(c: Config, name: str, array: np.ndarray) -> Iterator[Tensor]:
         yield name.replace("gate_up_proj", part), half
 
 
-def _deepseek2(c: Config, name: str, array: np.ndarray) -> Iterator[Tensor]:
-    if not name.endswith("kv_b_proj.weight"):
-        yield name, array
-        return
-    both = array.reshape(c["num_attention_heads"], -1, array.shape[-1])
-    cut = c["qk_nope_head_dim"]
-    yield name.replace("kv_b_proj", "k_b_proj"), both[:, :cut].swapaxes(1, 2)
-    yield name.replace("kv_b_proj", "v_b_proj"), both[:, cut:]
-
-
 def _llama4(c: Config, name: str, array: np.ndarray) -> Iterator[Tensor]:
     """Experts have their outputs first here."""
     number = LAYER.match(name)
@@ -148,36 +139,19 @@ def _apertus(c: Config, name: str, array: np.ndarray) -> Iterator[Tensor]:
         yield name, array
 
 
-def _qwen3next(c: Config, name: str, array: np.ndarray) -> Iterator[Tensor]:
-    number = LAYER.match(name)
-    if name.endswith(".A_log"):
-        yield name, -np.exp(array)
-    elif name.endswith(".dt_bias"):
-        yield name.replace(".dt_bias", ".dt_proj.bias"), array
-    elif "conv1d" in name:
-        yield name, array.squeeze(1)
-    elif name.endswith("in_proj_qkvz.weight"):
-        groups, keys = c["linear_num_key_heads"], c["linear_key_head_dim"]
-        by_group = array.reshape(groups, -1, array.shape[-1])
-        values = (by_group.shape[1] - 2 * keys) // 2
-        cuts = np.cumsum([keys, keys, values])
-        q, k, v, z = (part.reshape(-1, array.shape[-1]) for part in np.split(by_group, cuts, 1))
-        yield f"blk.{number[1]}.attn_qkv.weight", np.concatenate([q, k, v])
-        yield f"blk.{number[1]}.attn_gate.weight", z
-    else:
-        yield name, array
-
-
 SPECIAL: Mapping[str, Callable[[Config, str, np.ndarray], Iterator[Tensor]]] = {
     "apertus": _apertus,
-    "deepseek2": _deepseek2,
+    "deepseek2": gguf_recurrent.keys_and_values,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gpt-oss": _gpt_oss,
     "granitemoe": _granitemoe,
+    "kimi-linear": gguf_recurrent.kimi_linear,
     "llama": _llama,
     "llama4": _llama4,
-    "qwen3next": _qwen3next,
+    "qwen3next": gguf_recurrent.qwen3next,
+    "qwen35": gguf_recurrent.qwen35,
+    "qwen35moe": gguf_recurrent.qwen35,
 }
 
 # --- Factors of the rotation

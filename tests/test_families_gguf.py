@@ -11,11 +11,14 @@ from author.families.config import ConfigError
 from author.families.gguf_architectures import ARCHITECTURES
 from author.families.model import LongRope
 from author.families.registry import READERS, from_gguf
+from tests import gguf_recurrent, gguf_tensors
 from tests.gguf_of import ARCHITECTURES as WRITTEN
 from tests.gguf_of import gguf_of
+from tests.making_safetensors import make_directory
 from tests.test_families_dense import turn
 from tp.checkpoint import CheckpointError, open_checkpoint
 from tp.engine import load
+from tp.gguf_file import read_header
 from tp.source import open_source
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
@@ -25,7 +28,7 @@ FAMILIES = (
     *("olmo3", "olmoe", "smollm3", "cohere2", "glm4", "glm4_moe", "exaone4", "gpt_oss", "dots1"),
     *("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "deepseek_v3_noqlora", "minimax_m2"),
     *("ernie4_5", "ernie4_5_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "seed_oss", "apertus"),
-    "llama4_text",
+    *("llama4_text", "qwen3_5", "qwen3_5_moe", "kimi_linear"),
 )
 # What no GGUF file can say.
 UNSAID = {
@@ -37,14 +40,61 @@ CASES = [(family, 2 + i % 2) for i, family in enumerate(FAMILIES)]
 
 @pytest.mark.parametrize(("family", "chips"), CASES)
 def test_a_gguf_computes_the_logits_of_what_it_was_made_of(tmp_path, family, chips):
-    wanted = np.load(CHECKPOINTS / family / "expected.npz")
     path = gguf_of(CHECKPOINTS / family, tmp_path / "x.gguf")
-    engine = load(str(path), chips=chips)
+    check_logits(load(str(path), chips=chips), family)
+
+
+def check_logits(engine, family):
+    wanted = np.load(CHECKPOINTS / family / "expected.npz")
     for prompt in (0, 1):
         ids, logits = wanted[f"input_ids_{prompt}"].tolist(), wanted[f"logits_{prompt}"]
         turn(engine, len(ids))
         error = np.abs(engine.logits(ids) - logits).max() / logits.std()
         assert error < 1e-3, f"{error:.1e} of the deviation of prompt {prompt}"
+
+
+OTHERS = {
+    "in one projection": ("qwen3_next", "qwen3next", gguf_recurrent.first_qwen3next),
+    "with gates and ups joined": ("qwen3_5_moe", "qwen35moe", gguf_recurrent.joined_qwen35),
+    "with keys and values joined": (
+        *("kimi_linear", "kimi-linear"),
+        gguf_recurrent.other_kimi_linear,
+    ),
+}
+
+
+@pytest.mark.parametrize(("family", "architecture", "convert"), OTHERS.values(), ids=OTHERS)
+def test_other_layouts_compute_the_same(tmp_path, monkeypatch, family, architecture, convert):
+    monkeypatch.setitem(gguf_tensors.SPECIAL, architecture, convert)
+    path = gguf_of(CHECKPOINTS / family, tmp_path / "x.gguf")
+    check_logits(load(str(path), chips=2), family)
+
+
+def with_later_layer(path):
+    """Qwen 3.5 with a layer for predicting several tokens, as its releases have one."""
+    stored, last = open_checkpoint(CHECKPOINTS / "qwen3_5"), "model.layers.3."
+    tensors = {t.name: stored.read(t.name).reshape(t.shape) for t in stored.tensors.values()}
+    later = {
+        name.replace(last, "mtp.layers.0."): array
+        for name, array in tensors.items()
+        if name.startswith(last)
+    }
+    later["mtp.fc.weight"] = np.ones((64, 128))
+    for norm in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+        later[f"mtp.{norm}.weight"] = np.ones(64)
+    make_directory(path, {name: (array, "F32") for name, array in (tensors | later).items()})
+    config = json.loads((CHECKPOINTS / "qwen3_5/config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"mtp_num_hidden_layers": 1}))
+    return path
+
+
+def test_a_layer_for_predicting_several_tokens_is_left_out_and_said_to_be(tmp_path):
+    path = gguf_of(with_later_layer(tmp_path / "hf"), tmp_path / "x.gguf")
+    engine = load(str(path), chips=2)
+    check_logits(engine, "qwen3_5")
+    there = {name for name in open_checkpoint(path).tensors if name.startswith("blk.4.")}
+    assert {"blk.4.attn_q.weight", "blk.4.nextn.eh_proj.weight"} <= there
+    assert engine.receipt.skipped == dict.fromkeys(there, "a layer for predicting several tokens")
 
 
 def test_every_checkpoint_of_an_architecture_is_here():
@@ -109,6 +159,43 @@ def test_all_that_is_wrong_with_metadata_is_said_at_once():
 )
 def test_what_would_compute_otherwise_is_refused(key, value, said):
     assert said in refusal(**{f"llama__{key}": value})
+
+
+RECURRENT = {
+    "too few layers": (
+        *("qwen3_5_moe", "attention.recurrent_layers", [True]),
+        "qwen35moe.attention.recurrent_layers is [True], wanted a value for each of 2 layers",
+    ),
+    "which are recurrent": (
+        *("kimi_linear", "attention.head_count_kv", 4),
+        "kimi-linear.attention.head_count_kv is 4, wanted a value for each of 3 layers",
+    ),
+    "another gating": (
+        *("kimi_linear", "expert_gating_func", 1),
+        "kimi-linear.expert_gating_func 1 is not supported (2 is)",
+    ),
+    "weights as they are": (
+        *("qwen3_5_moe", "expert_weights_norm", False),
+        "qwen35moe.expert_weights_norm False is not supported (True is)",
+    ),
+    "wider values": (
+        *("qwen3_5", "ssm.inner_size", 96),
+        "qwen35.ssm.inner_size 96 is not supported (64 is)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("family", "key", "value", "said"), RECURRENT.values(), ids=RECURRENT)
+def test_what_recurrent_layers_would_compute_otherwise_is_refused(
+    tmp_path, family, key, value, said
+):
+    header = read_header(gguf_of(CHECKPOINTS / family, tmp_path / "x.gguf"))
+    shapes = {name: tensor.shape for name, tensor in header.tensors.items()}
+    changed = header.keys | {f"{header.keys['general.architecture']}.{key}": value}
+    from_gguf(header.keys, shapes, "x.gguf")
+    with pytest.raises(ConfigError) as caught:
+        from_gguf(changed, shapes, "x.gguf")
+    assert str(caught.value) == f"x.gguf: {said}"
 
 
 def test_a_list_that_says_one_thing_is_that_thing():

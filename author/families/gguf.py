@@ -4,15 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from author.families import gguf_recurrent
 from author.families.config import ConfigError
 from author.families.gguf_architectures import ARCHITECTURES, Architecture
 from author.families.gguf_keys import usual
 from author.families.gguf_metadata import Metadata, Numbers, Shapes
 from author.families.mixtures import LATER
-from author.families.model import Model, Order, Rotation, View, half_split, of_each, part, tiled
+from author.families.model import Model, Order, Rotation, View, half_split, of_each
 from author.families.parts import NORMS
 from author.names import Name
-from author.spec import Attention, GatedDelta, Layer, Mla, Moe
+from author.spec import Attention, Layer, Mla, Moe
 
 Read = Callable[[Mapping[str, Any], str, Shapes], Model]
 
@@ -145,11 +146,12 @@ def _rotation(rotation: Rotation, f: Metadata) -> Rotation:
 
 def _skipped(f: Metadata) -> dict[str, str]:
     later = {f"blk.{n}.*": LATER for n in range(f.layers, f.layers + f.later)}
+    twice = any(_apart(f, n) for n in range(f.layers))
     return {
         **later,
         "*attn_rot_embd.weight": "a buffer that follows from the metadata",
         "rope_factors_*.weight": "read with the metadata",
-        **({"blk.*.attn_kv_b.weight": "attn_k_b and attn_v_b hold it"} if _apart(f, 0) else {}),
+        **({"blk.*.attn_kv_b.weight": "attn_k_b and attn_v_b hold it"} if twice else {}),
     }
 
 
@@ -206,10 +208,11 @@ def _tensor(
     """What stands otherwise than in safetensors, or otherwise from file to file."""
     if base in FACTORS and _apart(f, number):
         return View(tensor=FACTORS[base])
-    if isinstance(layer.mixer, GatedDelta):
-        delta = _delta(base, view, layer.mixer)
-        if delta is not None:
-            return delta
+    recurrent = gguf_recurrent.stands(
+        base, view, layer.mixer, f, number, in_order=architecture.in_order
+    )
+    if recurrent is not None:
+        return recurrent
     if not isinstance(layer.ffn, Moe):
         return None
     if base == "Bs":
@@ -220,25 +223,3 @@ def _tensor(
         run = (0 if base == "Wg" else width, width, 1)
         return View(tensor=FUSED, rows=of_each(layer.ffn.experts, 2 * width, run))
     return None
-
-
-def _delta(base: str, view: View, g: GatedDelta) -> View | None:
-    """Delta layers: `q k v` in one tensor, its gate apart; value heads stand by key head."""
-    repeat, n = g.v_heads // g.k_heads, g.head_dim
-    keys, qkv = g.k_heads * n, "attn_qkv.weight"
-    found = {
-        "Wq": View(tensor=qkv, rows=part(0, keys)),
-        "Wk": View(tensor=qkv, rows=part(keys, keys)),
-        "Wv": View(tensor=qkv, rows=tiled(g.k_heads, repeat, n, start=2 * keys)),
-        "Wz": View(tensor="attn_gate.weight", rows=tiled(g.k_heads, repeat, n)),
-    }
-    renamed = {
-        **dict.fromkeys(("Wcq", "Wck", "Wcv"), "ssm_conv1d.weight"),
-        **dict.fromkeys(("Wb", "Wa"), "ssm_ba.weight"),
-        "Dt": "ssm_dt.bias",
-        "Gn": "ssm_norm.weight",
-        "Wo": "ssm_out.weight",
-    }
-    found |= {key: replace(view, tensor=tensor) for key, tensor in renamed.items()}
-    found["Al"] = replace(view, tensor="ssm_a", function="log_of_negative")
-    return found.get(base)

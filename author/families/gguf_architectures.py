@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from author.families import gguf_dense, gguf_mixtures
+from author.families import gguf_dense, gguf_mixtures, gguf_recurrent
 from author.families.gguf_dense import Constants
 from author.families.gguf_keys import Keys, biases, together, windows
 from author.families.gguf_metadata import Metadata
@@ -17,7 +17,8 @@ class Architecture:
     queries and keys, half-split there, stand side by side here. `names` are tensors that go by
     another name than is usual here. Of `whole` matrices each has a tensor of its own, where they
     are cut out of one there; of those `unsplit`, too, but turned as there. `constants` are
-    matrices that the metadata hold.
+    matrices that the metadata hold. `in_order`: value heads of delta layers, which stand by key
+    head there, stand here as the language wants them.
     """
 
     family: str
@@ -27,6 +28,7 @@ class Architecture:
     whole: tuple[str, ...] = ()
     unsplit: tuple[str, ...] = ()
     constants: Callable[[Metadata], Constants] = lambda f: {}
+    in_order: bool = False
 
 
 EXPERTS = ("Wg", "Wu", "Wd")
@@ -62,6 +64,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "hunyuan-dense": Architecture(family="hunyuan_v1_dense", keys=ATTENTION_BIAS),
     "hunyuan-moe": Architecture(family="hunyuan_v1_moe", keys=gguf_mixtures.hunyuan_moe),
+    "kimi-linear": Architecture(family="kimi_linear", keys=gguf_recurrent.kimi_linear),
     "llama": Architecture(family="llama", keys=gguf_mixtures.llama, paired=True),
     "llama4": Architecture(family="llama4_text", keys=gguf_mixtures.llama4, whole=EXPERTS),
     "minimax-m2": Architecture(family="minimax_m2", keys=gguf_mixtures.minimax_m2),
@@ -76,7 +79,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3": Architecture(family="qwen3", keys=ATTENTION_BIAS),
     "qwen3moe": Architecture(family="qwen3_moe", keys=gguf_mixtures.qwen_moe(norm=True)),
     "qwen3next": Architecture(
-        family="qwen3_next", keys=gguf_mixtures.qwen3next, names=POST_ATTENTION
+        family="qwen3_next", keys=gguf_recurrent.qwen3next, names=POST_ATTENTION
+    ),
+    "qwen35": Architecture(
+        family="qwen3_5_text", keys=gguf_recurrent.qwen35, names=POST_ATTENTION, in_order=True
+    ),
+    "qwen35moe": Architecture(
+        family="qwen3_5_moe_text",
+        keys=gguf_recurrent.qwen35moe,
+        names=POST_ATTENTION,
+        in_order=True,
     ),
     "seed_oss": Architecture(
         family="seed_oss",

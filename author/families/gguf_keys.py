@@ -21,7 +21,7 @@ def usual(f: Metadata) -> Keys:
         "hidden_size": f.need("embedding_length"),
         "num_hidden_layers": f.layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": f.get("attention.head_count_kv", heads),
+        "num_key_value_heads": _kv_heads(f, heads),
         "head_dim": f.width,
         "intermediate_size": f.get("feed_forward_length"),
         "max_position_embeddings": f.get("context_length", 2048),
@@ -32,6 +32,14 @@ def usual(f: Metadata) -> Keys:
         "vocab_size": f.get("vocab_size", embedding[0]),
         "tie_word_embeddings": "output.weight" not in f.shapes,
     }
+
+
+def _kv_heads(f: Metadata, heads: int) -> Any:
+    """How many heads keys have; of latent attention it is told what the cache has, not this."""
+    if "attention.kv_lora_rank" not in f.keys:
+        return f.get("attention.head_count_kv", heads)
+    f.each("attention.head_count_kv")
+    return heads
 
 
 def scaling(f: Metadata, *, both: bool = False) -> Keys | None:

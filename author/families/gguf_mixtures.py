@@ -71,23 +71,29 @@ def gpt_oss(f: Metadata) -> Keys:
 def deepseek2(f: Metadata) -> Keys:
     """DeepSeek V3 where experts are scored by sigmoids, else V2."""
     third = f.get("expert_gating_func") == SIGMOID
+    found = scored(f) | {
+        "model_type": "deepseek_v3" if third else "deepseek_v2",
+        **latent(f),
+        "norm_topk_prob": f.get("expert_weights_norm", False),
+        "rope_scaling": scaling(f, both=True),
+    }
+    f.get("expert_shared_feed_forward_length")
+    return found if third else found | _chosen(found)
+
+
+def latent(f: Metadata) -> Keys:
+    """The widths of latent attention: `_mla` are those of a head where others are the cache's."""
     turned, cut = f.turned, "attention.key_length_mla" in f.keys
     ends = "_mla" if cut else ""
     f.get("attention.value_length")  # that of all heads together, where they are cut
-    found = scored(f) | {
-        "model_type": "deepseek_v3" if third else "deepseek_v2",
-        "num_key_value_heads": f.need("attention.head_count"),
+    return {
         "head_dim": turned,
         "q_lora_rank": f.get("attention.q_lora_rank"),
         "kv_lora_rank": f.need("attention.kv_lora_rank"),
         "qk_rope_head_dim": turned,
         "qk_nope_head_dim": f.count(f"attention.key_length{ends}") - turned,
         "v_head_dim": f.need(f"attention.value_length{ends}"),
-        "norm_topk_prob": f.get("expert_weights_norm", False),
-        "rope_scaling": scaling(f, both=True),
     }
-    f.get("expert_shared_feed_forward_length")
-    return found if third else found | _chosen(found)
 
 
 def _chosen(found: Keys) -> Keys:
@@ -163,17 +169,3 @@ def llama4(f: Metadata) -> Keys:
     if not window:
         found |= {"no_rope_layers": [1] * f.layers, "layer_types": [FULL] * f.layers}
     return found
-
-
-def qwen3next(f: Metadata) -> Keys:
-    """Qwen 3 Next: experts, and the sizes of delta layers."""
-    values = f.count("ssm.time_step_rank")
-    return qwen_moe(norm=True)(f) | {
-        "linear_conv_kernel_dim": f.need("ssm.conv_kernel"),
-        "linear_key_head_dim": f.need("ssm.state_size"),
-        "linear_num_key_heads": f.need("ssm.group_count"),
-        "linear_num_value_heads": values,
-        "linear_value_head_dim": f.count("ssm.inner_size") // values,
-        "full_attention_interval": f.get("full_attention_interval", 4),
-        **shared(f),
-    }
