@@ -10,7 +10,6 @@ from jaxtyping import Array, Float, Int
 from kernels import attention, delta, matmul, moe, reference
 from kernels.arrays import Declined as Declined
 from kernels.arrays import Integer, Matrix
-from kernels.native import operations as native
 from kernels.native.library import why_not
 from kernels.native.packed import Packed, packed, packs
 from kernels.q8 import Q8, AnyFloat32, dequantise
@@ -56,8 +55,8 @@ def choose(
 
 def call(
     operation: str, platform: str, wanted: str, /, *arguments: Any, **keywords: Any
-) -> tuple[str, Any]:
-    """The name of the first path that takes the operation as it is called, and what it gives.
+) -> tuple[str, Any, Mapping[str, str]]:
+    """The first path that takes the operation as it is called, what it gives, who declined.
 
     Raises as `choose` does, which it is but for asking and computing at once.
     """
@@ -66,7 +65,7 @@ def call(
         why = _refusal(path, platform, None)
         try:
             if why is None:
-                return path.name, path.call(*arguments, **keywords)
+                return path.name, path.call(*arguments, **keywords), declined
         except Declined as refusal:
             why = str(refusal)
         declined[path.name] = why
@@ -77,7 +76,7 @@ def _asked(operation: str, wanted: str) -> list[Path]:
     paths = PATHS.get(operation)
     if paths is None:
         raise ValueError(f"no operation {operation!r}: there are {', '.join(sorted(PATHS))}")
-    asked = [path for path in paths if wanted in ("auto", path.name)]
+    asked = [path for path in paths if wanted in ("auto", NATIVE, path.name)]
     if not asked:
         names = ", ".join(path.name for path in paths)
         raise ValueError(f"{operation} has no path {wanted!r}: there are auto, {names}")
@@ -195,21 +194,7 @@ _PLAIN = (
     reference.set_rows,
 )
 
-# What a step of a llama-type model is made of; all else is left to XLA.
-_NATIVE = (
-    native.matmul,
-    native.embedding,
-    native.rms_norm,
-    native.rope,
-    native.swiglu,
-    native.plus,
-    native.set_row,
-    native.set_rows,
-    native.attention,
-    native.causal_attention,
-)
-
-_EVERYWHERE: Mapping[str, tuple[Path, ...]] = {
+PATHS: Mapping[str, tuple[Path, ...]] = {
     **{plain.__name__: _paths(plain, plain) for plain in _PLAIN},
     "rows": _paths(matmul.embedding, _embedding),
     "embedding": _paths(matmul.embedding, _embedding),
@@ -220,15 +205,4 @@ _EVERYWHERE: Mapping[str, tuple[Path, ...]] = {
     "gated_delta": _paths(delta.gated_delta, reference.gated_delta),
     "linear_attention": _paths(delta.linear_attention, reference.linear_attention),
     "moe": _paths(moe.moe, _moe),
-}
-
-PATHS: Mapping[str, tuple[Path, ...]] = {
-    **_EVERYWHERE,
-    **{
-        call.__name__: (
-            Path(name=NATIVE, call=call, platforms=("cpu",), why_not=why_not),
-            *_EVERYWHERE[call.__name__],
-        )
-        for call in _NATIVE
-    },
 }

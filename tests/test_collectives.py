@@ -7,6 +7,7 @@ import pytest
 
 from author.program import ProgramError
 from author.statements import Fold, Join, Let, Scaled
+from kernels.native.library import why_not
 from tests.tiny import layer, lowering, model, states, written
 from tp.roll import roll
 from tp.step import whole_step
@@ -51,12 +52,28 @@ def test_a_step_holds_the_collectives_of_its_manifest_alone(kind, width, layers,
     spec = model(*(layer(mixer, "shared") for mixer in layers))
     program = written(spec, kind, tp=width, vocabulary=True, align=4)
     assert named(program) == wanted
-    assert talk(compiled_text(lowering(program))) == wanted
+    assert talk(compiled_text(lowering(program, kernels="xla"))) == wanted
+
+
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+@pytest.mark.parametrize("mixers", [("attention", "biases"), ("gated_delta", "latent")])
+def test_simulated_chips_meet_inside_the_compiled_kernels_instead(mixers):
+    spec = model(*(layer(mixer, "shared") for mixer in mixers))
+    program = written(spec, "tp_decode_step", tp=3, vocabulary=True, align=4)
+    made = lowering(program)
+    assert talk(compiled_text(made)) == {}
+    met = [
+        t.statement
+        for t in made.lowered.taken
+        if isinstance(getattr(t.statement, "value", None), Fold | Join)
+    ]
+    assert sorted(s.name for s in met) == sorted(c.out for c in program.manifest.collectives)
+    assert {t.path for t in made.lowered.taken if t.statement in met} == {"native"}
 
 
 def test_a_vocabulary_that_every_chip_holds_needs_no_collective():
     program = written(model(layer("attention")), "tp_decode_step", tp=3)
-    assert talk(compiled_text(lowering(program))) == {"all-reduce": 2}
+    assert talk(compiled_text(lowering(program, kernels="xla"))) == {"all-reduce": 2}
 
 
 def test_a_program_of_one_device_talks_to_nobody():

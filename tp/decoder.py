@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -13,9 +13,10 @@ from jaxtyping import Float32
 
 from author.families.model import Model
 from author.kinds import author
+from author.program import Program
 from kernels.q8 import BLOCK
 from tp import sample
-from tp.launch import Devices
+from tp.launch import Devices, from_first_chip, once
 from tp.lower import Arrays, Lowered, lower
 from tp.operands import Operand
 from tp.roll import roll
@@ -72,24 +73,31 @@ class Decoder:
     @cached_property
     def decode(self) -> Lowered:
         """One token at one position."""
-        return self._lowered("tp_decode_step", {"tok": 0, "pos": 1})
+        return self._lowered("tp_decode_step", {"tok": 0, "pos": 1}, ("logits", "next"))
 
     @property
     def operands(self) -> dict[str, Operand]:
         """What the loader is to fill: the same weights for every program of the model."""
         return dict(self.decode.weights)
 
-    def _lowered(self, kind: str, args: dict[str, Any], rows: int | None = None) -> Lowered:
-        """A program of the model, authored for two rows and stretched where it stacks them."""
+    def authored(self, kind: str, args: dict[str, Any]) -> Program:
+        """A program of the model on these chips."""
         split = {"tp": self.devices.chips, "align": BLOCK, "vocabulary": True, "beyond": True}
         rows_of_cache = max(self.context, 2)  # a text of two rows has to fit
-        program = author(
+        return author(
             self.model.spec, kind, {"dir": "weights", "ctx": rows_of_cache, **args, **split}
         )
-        rolled = roll(program)
+
+    def _lowered(
+        self, kind: str, args: dict[str, Any], outputs: tuple[str, ...], rows: int | None = None
+    ) -> Lowered:
+        """A program of the model, authored for two rows and stretched where it stacks them."""
+        rolled = roll(self.authored(kind, args))
         if rows is not None:
             rolled = stretch(rolled, rows)
-        return lower(rolled, platform=self.devices.platform, kernels=self.kernels)
+        return lower(
+            rolled, platform=self.devices.platform, kernels=self.kernels, outputs=outputs
+        )
 
     def _step(self, key: tuple[Any, ...], make: Any) -> Any:
         if key not in self._steps:
@@ -200,7 +208,7 @@ class Decoder:
 
     def _prefill(self, rows: int) -> Any:
         args = {"toks": [0, 0], "pos0": 1}
-        lowered = self._lowered("tp_prefill", args, rows)
+        lowered = self._lowered("tp_prefill", args, ("logits",), rows)
         return whole_step(lowered, self.devices.mesh, ("logits",))
 
     def score(self, ids: Sequence[int]) -> Float32[np.ndarray, "rows vocabulary"]:
@@ -223,7 +231,7 @@ class Decoder:
 
     def _score(self, rows: int) -> Any:
         args = {"toks": [0, 0], "pos0": 1}
-        lowered = self._lowered("tp_prefill_logits", args, rows)
+        lowered = self._lowered("tp_prefill_logits", args, ("blogits",), rows)
         return whole_step(lowered, self.devices.mesh, ("blogits",))
 
     def check_fits(self, ids: Sequence[int], position: int = 1) -> None:
@@ -271,7 +279,7 @@ class Decoder:
     def _batch(self, sequences: int) -> tuple[Lowered, Any]:
         def make() -> tuple[Lowered, Any]:
             args = {"seqs": [[0, 1], [0, 1]]}
-            lowered = self._lowered("tp_decode_batch", args, sequences)
+            lowered = self._lowered("tp_decode_batch", args, ("blogits",), sequences)
             return lowered, whole_step(lowered, self.devices.mesh, ("blogits",))
 
         return self._step(("batch", sequences), make)
@@ -282,10 +290,9 @@ class Decoder:
         """The token chosen from logits that stand at `position`."""
         pick = self._step(
             ("choose", sampling.greedy),
-            lambda: jax.jit(sample.choose, static_argnames="greedy"),
+            lambda: once(self.devices.mesh, partial(sample.choose, greedy=sampling.greedy)),
         )
-        numbers = sampling.numbers()
-        return int(pick(logits, jnp.int32(position), numbers, greedy=sampling.greedy))
+        return int(pick(logits, jnp.int32(position), sampling.numbers()))
 
     def generate(
         self,
@@ -329,7 +336,8 @@ class Decoder:
             def one(carry: Any) -> Any:
                 made, tok, pos, tokens, states, _ = carry
                 values, states = lowered.run(weights, states, {"tok": tok, "pos": pos})
-                tok = sample.choose(values["logits"], pos, inputs, greedy=greedy)
+                tok = self._chosen(values, pos, inputs, greedy=greedy)
+                tok = from_first_chip(tok)
                 tokens = tokens.at[made].set(tok)
                 return made + 1, tok, pos + 1, tokens, states, jnp.any(tok == inputs["stops"])
 
@@ -340,6 +348,12 @@ class Decoder:
             return {"made": made, "tok": tok, "pos": pos, "tokens": tokens}, states
 
         return compiled(lowered, self.devices.mesh, body)
+
+    def _chosen(self, values: Arrays, position: Any, numbers: Arrays, *, greedy: bool) -> Any:
+        """The next token: what the text calls the likeliest, or one that is drawn."""
+        if greedy:
+            return jnp.reshape(values["next"], ()).astype(jnp.int32)
+        return sample.choose(values["logits"], position, numbers, greedy=False)
 
 
 def _inserted(batch: Arrays, slot: jax.Array, one: Arrays) -> Arrays:

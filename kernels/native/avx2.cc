@@ -20,7 +20,22 @@
 namespace anyfold {
 namespace {
 
+#define FROM_HALF
+#define TO_HALF
+typedef float Eight __attribute__((vector_size(32)));
+inline Eight load_half(const uint16_t* p) {
+  return (Eight)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+
 #include "vectors.h"
+
+void to_half(const float* x, int64_t n, uint16_t* out) {
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
+                     _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
+  for (; i < n; i++) out[i] = float_to_half(x[i]);
+}
 
 bool runs_here() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -48,17 +63,18 @@ inline void part_sums(const uint8_t* tile, const uint8_t* x, int32_t offset, __m
   }
 }
 
-inline void block_product(const uint8_t* tile, const uint8_t* line, const int32_t* offsets,
-                          float scale, float* out) {
+// `out` is [32] and grows by one block's share.
+inline void block_product(const uint8_t* tile, const Inputs& x, int64_t at, float* out) {
+  const uint8_t* line = x.lines + at * x.line();
   __m256i high[4], low[4];
-  part_sums(tile, line, offsets[0], high);
-  part_sums(tile, line + kLine / 2, offsets[1], low);
+  part_sums(tile, line, x.offsets[2 * at], high);
+  if (x.wide) part_sums(tile, line + 64, x.offsets[2 * at + 1], low);
   for (int j = 0; j < 4; j++) {
     const __m256 scales =
         _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(tile + 16 * j)));
-    const __m256 factor = _mm256_mul_ps(scales, _mm256_set1_ps(scale));
-    const __m256 total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(high[j]), _mm256_set1_ps(256.0f),
-                                         _mm256_cvtepi32_ps(low[j]));
+    const __m256 factor = _mm256_mul_ps(scales, _mm256_set1_ps(x.scales[at]));
+    __m256 total = _mm256_cvtepi32_ps(high[j]);
+    if (x.wide) total = _mm256_fmadd_ps(total, _mm256_set1_ps(256.0f), _mm256_cvtepi32_ps(low[j]));
     _mm256_storeu_ps(out + 8 * j, _mm256_fmadd_ps(total, factor, _mm256_loadu_ps(out + 8 * j)));
   }
 }
@@ -68,18 +84,15 @@ void product(const uint8_t* tiles, const Inputs& x, int64_t first, int rows, flo
   for (int64_t b = 0; b < x.blocks; b++, tiles += kTileBytes) {
     for (int line = 0; line < kTileBytes; line += 64)
       _mm_prefetch(reinterpret_cast<const char*>(tiles) + line, _MM_HINT_T0);
-    for (int row = 0; row < rows; row++) {
-      const int64_t at = (first + row) * x.blocks + b;
-      block_product(tiles, x.lines + at * kLine, x.offsets + 2 * at, x.scales[at],
-                    out + row * kSide);
-    }
+    for (int row = 0; row < rows; row++)
+      block_product(tiles, x, (first + row) * x.blocks + b, out + row * kSide);
   }
 }
 
 }  // namespace
 
-const Level kAvx2 = {"avx2",   runs_here, quantise, product, embed,
-                     rms_norm, rope,      swiglu,   plus,    attend};
+const Level kAvx2 = {"avx2", runs_here, quantise, product, embed,   rms_norm,
+                      rope,      unary,    binary,  lone,   argmax,  to_half, attend};
 
 }  // namespace anyfold
 

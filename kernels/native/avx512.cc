@@ -24,9 +24,24 @@
 namespace anyfold {
 namespace {
 
+#define FROM_HALF
+#define TO_HALF
+typedef float Sixteen __attribute__((vector_size(64)));
+inline Sixteen load_half(const uint16_t* p) {
+  return (Sixteen)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
 #define quantise quantise_in_order
 #include "vectors.h"
 #undef quantise
+
+void to_half(const float* x, int64_t n, uint16_t* out) {
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i),
+                        _mm512_cvtps_ph(_mm512_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
+  for (; i < n; i++) out[i] = float_to_half(x[i]);
+}
 
 bool runs_here() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -49,26 +64,30 @@ inline __m512i low_byte(__m512i& v) {
   return low;
 }
 
-// A line holds the high bytes of the high parts, their low bytes, and the low parts, 32 of each.
+// A wide line holds the high bytes of the high parts, their low bytes, and the low parts, 32 of
+// each; a narrow one the high bytes and the low ones.
 void quantise(const float* x, int64_t cols, const Inputs& out, int64_t row) {
+  const float limit = out.wide ? kLargest24 : kLargest16;
   for (int64_t b = 0; b < out.blocks; b++) {
     const int64_t left = cols - b * kSide, at = row * out.blocks + b;
     const __m512 a[2] = {half_block(x + b * kSide, left), half_block(x + b * kSide + 16, left - 16)};
     const float most =
         _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a[0]), _mm512_abs_ps(a[1])));
-    const __m512 factor = _mm512_set1_ps(most > 0 ? kLargest / most : 0.0f);
+    const __m512 factor = _mm512_set1_ps(most > 0 ? limit / most : 0.0f);
     __m512i high_sum = _mm512_setzero_si512(), low_sum = high_sum;
     for (int i = 0; i < 2; i++) {
-      __m128i* line = reinterpret_cast<__m128i*>(out.lines + at * kLine) + i;
+      __m128i* line = reinterpret_cast<__m128i*>(out.lines + at * out.line()) + i;
       __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(a[i], factor));
-      const __m512i low = low_byte(v);
-      low_sum = _mm512_add_epi32(low_sum, low);
+      if (out.wide) {
+        const __m512i low = low_byte(v);
+        low_sum = _mm512_add_epi32(low_sum, low);
+        _mm_storeu_si128(line + 4, _mm512_cvtepi32_epi8(low));
+      }
       high_sum = _mm512_add_epi32(high_sum, v);
-      _mm_storeu_si128(line + 4, _mm512_cvtepi32_epi8(low));
       _mm_storeu_si128(line + 2, _mm512_cvtepi32_epi8(low_byte(v)));
       _mm_storeu_si128(line, _mm512_cvtepi32_epi8(v));
     }
-    out.scales[at] = most / kLargest;
+    out.scales[at] = most / limit;
     out.offsets[2 * at] = -128 * _mm512_reduce_add_epi32(high_sum);
     out.offsets[2 * at + 1] = -128 * _mm512_reduce_add_epi32(low_sum);
   }
@@ -97,15 +116,19 @@ inline void plane(const uint8_t* tile, const uint8_t* const* lines, int plane_at
   }
 }
 
-template <int kRows>
+inline void fetch(const uint8_t* tile) {
+  // A burst for the tile at hand: prefetching tiles ahead read at 18 GB/s instead of 30.
+  for (int line = 0; line < kTileBytes; line += 64)
+    _mm_prefetch(reinterpret_cast<const char*>(tile) + line, _MM_HINT_T0);
+}
+
+template <int kRows, bool kWide>
 void product_of(const uint8_t* tiles, const Inputs& x, int64_t first, float* out) {
+  constexpr int kLine = kWide ? 128 : 64;
   __m512 total[kRows][2];
   for (auto& t : total) t[0] = t[1] = _mm512_setzero_ps();
   for (int64_t b = 0; b < x.blocks; b++, tiles += kTileBytes) {
-    // A burst for the tile at hand: prefetching tiles ahead read at 18 GB/s instead of 30.
-    if (kRows == 1)
-      for (int line = 0; line < kTileBytes; line += 64)
-        _mm_prefetch(reinterpret_cast<const char*>(tiles) + line, _MM_HINT_T0);
+    if (first == 0) fetch(kRows == 1 ? tiles : tiles + x.blocks * kTileBytes);
     const int64_t at = first * x.blocks + b;
     const uint8_t* lines[kRows];
     __m512i sums[kRows][2];
@@ -125,24 +148,22 @@ void product_of(const uint8_t* tiles, const Inputs& x, int64_t first, float* out
     const __m256i* halves = reinterpret_cast<const __m256i*>(tiles);
     const __m512 scales[2] = {_mm512_cvtph_ps(_mm256_loadu_si256(halves)),
                               _mm512_cvtph_ps(_mm256_loadu_si256(halves + 1))};
-    UNROLL
-    for (int m = 0; m < kRows; m++) {
-      const __m512 scale = _mm512_set1_ps(256.0f * x.scales[at + m * x.blocks]);
-      const __m512i offset = _mm512_set1_epi32(x.offsets[2 * (at + m * x.blocks) + 1]);
-      for (int i = 0; i < 2; i++) {
-        total[m][i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[m][i]),
-                                      _mm512_mul_ps(scales[i], scale), total[m][i]);
-        sums[m][i] = offset;
-      }
-    }
-    plane<kRows>(tiles, lines, 64, sums);
-    UNROLL
-    for (int m = 0; m < kRows; m++) {
-      const __m512 scale = _mm512_set1_ps(x.scales[at + m * x.blocks]);
+    const auto add = [&](int m, float scale) __attribute__((always_inline)) {
+      const __m512 factor = _mm512_set1_ps(scale * x.scales[at + m * x.blocks]);
       for (int i = 0; i < 2; i++)
         total[m][i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[m][i]),
-                                      _mm512_mul_ps(scales[i], scale), total[m][i]);
+                                      _mm512_mul_ps(scales[i], factor), total[m][i]);
+    };
+    if constexpr (kWide) {
+      UNROLL
+      for (int m = 0; m < kRows; m++) {
+        add(m, 256.0f);
+        sums[m][0] = sums[m][1] = _mm512_set1_epi32(x.offsets[2 * (at + m * x.blocks) + 1]);
+      }
+      plane<kRows>(tiles, lines, 64, sums);
     }
+    UNROLL
+    for (int m = 0; m < kRows; m++) add(m, 1.0f);
   }
   for (int m = 0; m < kRows; m++) {
     _mm512_storeu_ps(out + m * kSide, total[m][0]);
@@ -150,22 +171,28 @@ void product_of(const uint8_t* tiles, const Inputs& x, int64_t first, float* out
   }
 }
 
-void product(const uint8_t* tiles, const Inputs& x, int64_t first, int rows, float* out) {
+template <bool kWide>
+void product_of(const uint8_t* tiles, const Inputs& x, int64_t first, int rows, float* out) {
   static_assert(kMostRows == 6);
   switch (rows) {
-    case 1: return product_of<1>(tiles, x, first, out);
-    case 2: return product_of<2>(tiles, x, first, out);
-    case 3: return product_of<3>(tiles, x, first, out);
-    case 4: return product_of<4>(tiles, x, first, out);
-    case 5: return product_of<5>(tiles, x, first, out);
-    case 6: return product_of<6>(tiles, x, first, out);
+    case 1: return product_of<1, kWide>(tiles, x, first, out);
+    case 2: return product_of<2, kWide>(tiles, x, first, out);
+    case 3: return product_of<3, kWide>(tiles, x, first, out);
+    case 4: return product_of<4, kWide>(tiles, x, first, out);
+    case 5: return product_of<5, kWide>(tiles, x, first, out);
+    case 6: return product_of<6, kWide>(tiles, x, first, out);
   }
+}
+
+void product(const uint8_t* tiles, const Inputs& x, int64_t first, int rows, float* out) {
+  return x.wide ? product_of<true>(tiles, x, first, rows, out)
+                : product_of<false>(tiles, x, first, rows, out);
 }
 
 }  // namespace
 
-const Level kAvx512 = {"avx512", runs_here, quantise, product, embed,
-                       rms_norm, rope,      swiglu,   plus,    attend};
+const Level kAvx512 = {"avx512", runs_here, quantise, product, embed,   rms_norm,
+                        rope,      unary,    binary,  lone,   argmax,  to_half, attend};
 
 }  // namespace anyfold
 

@@ -1,15 +1,26 @@
-// The operations as XLA calls them, each on arrays that may have leading axes of batches.
+// The one handler that XLA calls: a chain of operations, written as integers by chain.py.
 //
-// An operand has as many batches as the result, or one that all of them share.
+// A chain has slots, matrices by number: first the call's arguments, then its results, then what
+// lies in scratch. The code is
+//   header: where the count of real rows is (-1: all are), the rows that it counts, from how many
+//     rows on 16 bits are enough, chips, where the chip's number is
+//   results that are arguments changed in place: how many, then (argument, result) each
+//   the other results: how many, then each
+//   scratch: how many slots, the floats of all, then (begin, rows, columns) each
+//   operations: a number of Kind, then what `Chain` reads of it below; a float is its bits
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "group.h"
 #include "level.h"
+#include "operations.h"
 #include "pool.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -17,10 +28,6 @@ namespace anyfold {
 namespace {
 
 namespace ffi = xla::ffi;
-using Floats = ffi::Buffer<ffi::F32>;
-using Bytes = ffi::Buffer<ffi::U8>;
-using Integers = ffi::Buffer<ffi::S32>;
-using Result = ffi::Result<Floats>;
 
 const Level* const kLevels[] = {
 #if defined(__x86_64__)
@@ -35,314 +42,309 @@ const Level* best() {
 }
 
 std::atomic<const Level*> g_level{best()};
+std::atomic<int> g_cores{1};
+
+}  // namespace
 
 const Level& level() { return *g_level.load(std::memory_order_relaxed); }
 
-// Below so many bytes read, handing work to another thread costs more than it saves.
-constexpr int64_t kAlone = 64 << 10;
+namespace {
 
-// A matrix (or a number) a batch.
-template <class Buffer>
-struct Batches {
-  decltype(std::declval<Buffer>().typed_data()) data;
-  int64_t count = 1;
-  int64_t size = 1;     // of one
-  int64_t axis[3] = {};  // its last axes
+enum Kind { kProducts, kEmbed, kNorm, kTurn, kWrite, kAttend, kUnary, kBinary, kFold, kJoin, kRow,
+            kArgmax };
 
-  Batches(Buffer buffer, size_t axes) : data(buffer.typed_data()) {
-    const auto sizes = buffer.dimensions();
-    const size_t lead = sizes.size() < axes ? 0 : sizes.size() - axes;
-    for (size_t i = 0; i < lead; i++) count *= sizes[i];
-    for (size_t i = lead; i < sizes.size(); i++) size *= axis[i - lead] = sizes[i];
+// Scratch of one call; kept for the next one, whichever thread makes it.
+class Scratch {
+ public:
+  explicit Scratch(size_t floats) {
+    std::lock_guard<std::mutex> held(mutex());
+    if (!kept().empty()) {
+      memory_ = std::move(kept().back());
+      kept().pop_back();
+    }
+    if (memory_.floats < floats)
+      memory_ = {std::unique_ptr<float, Free>(static_cast<float*>(
+                     std::aligned_alloc(64, (floats * 4 + 63) / 64 * 64))),
+                 floats};
   }
+  ~Scratch() {
+    std::lock_guard<std::mutex> held(mutex());
+    kept().push_back(std::move(memory_));
+  }
+  float* data() const { return memory_.data.get(); }
 
-  auto of(int64_t batch) const { return data + (count == 1 ? 0 : batch * size); }
-  bool fits(int64_t batches) const { return count == 1 || count == batches; }
+ private:
+  struct Free {
+    void operator()(float* p) const { std::free(p); }
+  };
+  struct Memory {
+    std::unique_ptr<float, Free> data;
+    size_t floats = 0;
+  };
+  static std::mutex& mutex() {
+    static std::mutex* mutex = new std::mutex;
+    return *mutex;
+  }
+  static std::vector<Memory>& kept() {
+    static auto* kept = new std::vector<Memory>;
+    return *kept;
+  }
+  Memory memory_;
 };
 
-template <class Buffer>
-Batches(Buffer, size_t) -> Batches<Buffer>;
-
-ffi::Error wrong(const char* what) {
-  return ffi::Error(ffi::ErrorCode::kInvalidArgument, std::string("anyfold: ") + what);
+Matrix matrix(ffi::AnyBuffer buffer) {
+  Matrix m;
+  m.data = buffer.untyped_data();
+  m.of = buffer.element_type() == ffi::DataType::F16   ? Matrix::Of::kHalves
+         : buffer.element_type() == ffi::DataType::U8  ? Matrix::Of::kBytes
+         : buffer.element_type() == ffi::DataType::S32 ? Matrix::Of::kIntegers
+                                                       : Matrix::Of::kFloats;
+  const auto sizes = buffer.dimensions();
+  const size_t n = sizes.size();
+  m.cols = n > 0 ? sizes[n - 1] : 1;
+  m.rows = n > 1 ? sizes[n - 2] : 1;
+  m.batches = n > 2 ? sizes[n - 3] : 1;
+  return m;
 }
 
-// Scratch that a thread keeps, so that a step allocates nothing.
-template <int kUse>
-char* room(size_t bytes) {
-  struct Free {
-    void operator()(char* p) const { std::free(p); }
-  };
-  thread_local std::unique_ptr<char, Free> memory;
-  thread_local size_t held = 0;
-  if (bytes > held) {
-    held = (bytes + bytes / 2 + 4095) / 64 * 64;
-    memory.reset(static_cast<char*>(std::aligned_alloc(64, held)));
+class Chain {
+ public:
+  Chain(int64_t run, ffi::Span<const int32_t> code, ffi::RemainingArgs& args,
+        ffi::RemainingRets& rets)
+      : run_(run), at_(code.begin()), end_(code.end()) {
+    slots_.reserve(args.size() + rets.size() + 64);
+    for (size_t i = 0; i < args.size(); i++) slots_.push_back(matrix(*args.get<ffi::AnyBuffer>(i)));
+    for (size_t i = 0; i < rets.size(); i++)
+      slots_.push_back(matrix(**rets.get<ffi::AnyBuffer>(i)));
   }
-  return memory.get();
-}
 
-// In a few contiguous pieces a thread, so that memory is read in long runs.
-template <class Work>
-void in_pieces(int64_t count, int64_t bytes, int64_t pieces_a_thread, const Work& work) {
-  Pool& pool = Pool::the();
-  const int64_t most = bytes < kAlone ? 1 : pool.threads() * pieces_a_thread;
-  const int64_t each = std::max<int64_t>(1, (count + most - 1) / most);
-  pool.run((count + each - 1) / each, [&](int64_t piece) {
-    work(piece * each, std::min(count, (piece + 1) * each));
-  });
-}
+  ffi::Error call() {
+    const int64_t count = next();
+    counted_ = next();
+    real_ = count < 0 ? counted_ : std::clamp<int64_t>(*integers(count).first, 0, counted_);
+    inexact_ = next();
+    chips_ = next();
+    const int64_t chip = next();
+    chip_ = chip < 0 ? 0 : *integers(chip).first;
+    for (int64_t n = next(); n > 0; n--) {
+      const Matrix& from = slot();
+      const Matrix& to = slot();
+      // XLA gives the result its argument's place wherever nobody else wants it as it was.
+      if (from.data != to.data)
+        std::memcpy(to.data, from.data,
+                    static_cast<size_t>(from.batches * from.size()) *
+                        (from.of == Matrix::Of::kHalves ? 2 : 4));
+    }
+    std::vector<int32_t> padded(static_cast<size_t>(next()));
+    for (int32_t& slot : padded) slot = next();
+    int64_t n = next();
+    const Scratch scratch(static_cast<size_t>(next()));
+    for (; n > 0; n--) {
+      Matrix m;
+      m.data = scratch.data() + next();
+      m.rows = next();
+      m.cols = next();
+      slots_.push_back(m);
+    }
+    Group* group = chips_ > 1 ? Group::enter(run_, static_cast<int>(chips_)) : nullptr;
+    group_ = group;
+    bool met = true;
+    while (at_ < end_ && met) met = operation();
+    if (group) Group::leave(run_, group);
+    if (!met)
+      return ffi::Error(ffi::ErrorCode::kDeadlineExceeded,
+                        "anyfold: chip " + std::to_string(chip_) + " waited " +
+                            std::to_string(Group::kPatience.count()) +
+                            " seconds for the others at a fold");
+    for (int32_t slot : padded) clear_padding(slots_[static_cast<size_t>(slot)]);
+    return ffi::Error::Success();
+  }
 
-// --- Products
+ private:
+  int32_t next() { return *at_++; }
+  float next_float() {
+    float value;
+    std::memcpy(&value, at_++, sizeof value);
+    return value;
+  }
+  const Matrix& slot() { return slots_[static_cast<size_t>(next())]; }
 
-Inputs inputs(int64_t rows, int64_t blocks) {
-  const size_t count = static_cast<size_t>(rows * blocks);
-  char* memory = room<0>(count * (kLine + 12));
-  char* scales = memory + count * kLine;
-  return {rows, blocks, reinterpret_cast<uint8_t*>(memory), reinterpret_cast<float*>(scales),
-          reinterpret_cast<int32_t*>(scales + count * 4)};
-}
+  Positions integers(int64_t slot) const {
+    const Matrix& m = slots_[static_cast<size_t>(slot)];
+    return {static_cast<const int32_t*>(m.data), m.size()};
+  }
+  Positions positions() { return integers(next()); }
 
-void multiply(const float* x, int64_t rows, int64_t cols, const uint8_t* tiles, int64_t blocks,
-              int64_t outputs, float* out) {
-  const Level& now = level();
-  const Inputs in = inputs(rows, blocks);
-  in_pieces(rows, rows * cols * 4, 4, [&](int64_t from, int64_t to) {
-    for (int64_t row = from; row < to; row++) now.quantise(x + row * cols, cols, in, row);
-  });
-  const int64_t columns = (outputs + kSide - 1) / kSide;
-  const int64_t bytes = columns * blocks * kTileBytes;
-  const int64_t pieces = rows == 1 ? 4 : 16;
-  in_pieces(columns, bytes * std::min<int64_t>(rows, 64), pieces, [&](int64_t from, int64_t to) {
-    float part[kMostRows * kSide];
-    for (int64_t column = from; column < to; column++) {
-      const uint8_t* tile = tiles + column * blocks * kTileBytes;
-      const int64_t width = std::min<int64_t>(kSide, outputs - column * kSide);
-      for (int64_t row = 0; row < rows; row += kMostRows) {
-        const int count = static_cast<int>(std::min<int64_t>(kMostRows, rows - row));
-        now.product(tile, in, row, count, part);
-        for (int r = 0; r < count; r++)
-          std::memcpy(out + (row + r) * outputs + column * kSide, part + r * kSide,
-                      static_cast<size_t>(width) * 4);
+  Tiles tiles() {
+    const Matrix& m = slot();
+    return {static_cast<const uint8_t*>(m.data), m.batches, m.rows};
+  }
+
+  // The rows that are real: of a chunk that is padded, the first ones.
+  int64_t rows(const Matrix& m) const {
+    return m.rows == counted_ && m.batches == 1 ? real_ : m.rows;
+  }
+
+  void clear_padding(const Matrix& m) const {
+    if (m.rows != counted_) return;
+    std::memset(m.row(real_), 0, static_cast<size_t>((m.rows - real_) * m.cols) * 4);
+  }
+
+  // False where the other chips did not come.
+  bool operation() {
+    switch (next()) {
+      case kProducts: return multiply();
+      case kEmbed: {
+        const Positions ids = positions();
+        const Tiles table = tiles();
+        const int64_t first = *positions().first, held = next();
+        const Matrix& out = slot();
+        embed({ids.first, static_cast<size_t>(std::min(ids.count, rows(out)))}, first, held, table,
+              out);
+        return true;
+      }
+      case kNorm: {
+        const Matrix &x = slot(), &weight = slot();
+        const float epsilon = next_float();
+        norm(x, rows(x), weight, epsilon, slot());
+        return true;
+      }
+      case kTurn: {
+        const Matrix &x = slot(), &cos = slot(), &sin = slot();
+        const Positions at = positions();
+        const int64_t heads = next();
+        turn(x, rows(x), cos, sin, at, heads, slot());
+        return true;
+      }
+      case kWrite: {
+        const Matrix &cache = slot(), &x = slot();
+        write_rows(cache, x, rows(x), positions());
+        return true;
+      }
+      case kAttend: return attend_over();
+      case kUnary: {
+        const Unary kind = static_cast<Unary>(next());
+        const Matrix& x = slot();
+        const float number = next_float();
+        unary(kind, x, rows(x), number, slot());
+        return true;
+      }
+      case kBinary: {
+        const Binary kind = static_cast<Binary>(next());
+        const Matrix &a = slot(), &b = slot(), &out = slot();
+        binary(kind, a, b, rows(out), out);
+        return true;
+      }
+      case kFold: return fold();
+      case kJoin: return join();
+      case kArgmax: {
+        const Matrix& x = slot();
+        *static_cast<int32_t*>(slot().data) = static_cast<int32_t>(level().argmax(x.row(0), x.cols));
+        return true;
+      }
+      case kRow: {
+        const Matrix& x = slot();
+        const int64_t row = std::clamp<int64_t>(*positions().first - 1, 0, x.rows - 1);
+        std::memcpy(slot().data, x.row(row), static_cast<size_t>(x.cols) * 4);
+        return true;
       }
     }
-  });
-}
-
-ffi::Error matmul(Floats x_, Bytes tiles_, Result out_) {
-  const Batches x(x_, 2), out(*out_, 2);
-  const Batches tiles(tiles_, 3);
-  const int64_t rows = x.axis[0], cols = x.axis[1], blocks = tiles.axis[1];
-  if (!x.fits(out.count) || !tiles.fits(out.count) || tiles.axis[2] != kTileBytes ||
-      cols > blocks * kSide || out.axis[1] > tiles.axis[0] * kSide || out.axis[0] != rows)
-    return wrong("a product of shapes that do not fit");
-  if (tiles.count == 1 && x.count == out.count) {
-    multiply(x.data, out.count * rows, cols, tiles.data, blocks, out.axis[1], out.data);
-  } else {
-    for (int64_t b = 0; b < out.count; b++)
-      multiply(x.of(b), rows, cols, tiles.of(b), blocks, out.axis[1], out.of(b));
+    return true;
   }
-  return ffi::Error::Success();
-}
 
-ffi::Error embedding(Integers ids_, Bytes tiles_, Integers first_, int32_t held, Result out_) {
-  const Batches ids(ids_, 1), first(first_, 0);
-  const Batches tiles(tiles_, 3);
-  const Batches out(*out_, 2);
-  if (!ids.fits(out.count) || !first.fits(out.count) || !tiles.fits(out.count) ||
-      held > tiles.axis[0] * kSide || out.axis[1] > tiles.axis[1] * kSide)
-    return wrong("an embedding of shapes that do not fit");
-  for (int64_t b = 0; b < out.count; b++) {
-    for (int64_t row = 0; row < out.axis[0]; row++) {
-      const int64_t id = static_cast<int64_t>(ids.of(b)[row]) - *first.of(b);
-      float* to = out.of(b) + row * out.axis[1];
-      if (id >= 0 && id < held)
-        level().embed(tiles.of(b), tiles.axis[1], id, out.axis[1], to);
-      else
-        std::fill(to, to + out.axis[1], 0.0f);
+  bool multiply() {
+    const Matrix& x = slot();
+    const int64_t gate = next(), count = next();
+    std::vector<Product>& all = products_;
+    all.clear();
+    for (int64_t i = 0; i < count; i++) all.push_back({tiles(), nullptr, 0});
+    for (int64_t i = 0; i < (gate < 0 ? count : 1); i++) {
+      const Matrix& out = slot();
+      all[i].out = out.row(0);
+      all[i].outputs = out.cols;
     }
+    const Binary kind = static_cast<Binary>(gate);
+    products(x, rows(x), rows(x) < inexact_, all, gate < 0 ? nullptr : &kind);
+    Tiles upcoming[2] = {};
+    for (int64_t i = 0, n = next(); i < n; i++) upcoming[i] = tiles();
+    if (rows(x) == 1)
+      Pool::the().will_read(upcoming[0].data, upcoming[0].bytes(), upcoming[1].data,
+                            upcoming[1].bytes());
+    return true;
   }
-  return ffi::Error::Success();
-}
 
-// --- Rows
-
-ffi::Error rms_norm(Floats x_, Floats weight_, float epsilon, Result out_) {
-  const Batches x(x_, 2), weight(weight_, 2), out(*out_, 2);
-  const int64_t width = weight.size;
-  if (!x.fits(out.count) || !weight.fits(out.count) || width == 0 || x.size % width != 0)
-    return wrong("a norm of shapes that do not fit");
-  const int64_t each = x.size / width;
-  in_pieces(out.count * each, out.count * x.size * 4, 4, [&](int64_t from, int64_t to) {
-    for (int64_t i = from; i < to; i++) {
-      const int64_t b = i / each, at = i % each * width;
-      level().rms_norm(x.of(b) + at, weight.of(b), width, epsilon, out.of(b) + at);
-    }
-  });
-  return ffi::Error::Success();
-}
-
-ffi::Error rope(Floats x_, Floats cos_, Floats sin_, Integers position_, int32_t heads,
-                Result out_) {
-  const Batches x(x_, 2), cos(cos_, 2), sin(sin_, 2), out(*out_, 2);
-  const Batches position(position_, 0);
-  const int64_t rows = out.axis[0], cols = out.axis[1], half = cos.axis[1], table = cos.axis[0];
-  if (!x.fits(out.count) || !cos.fits(out.count) || !sin.fits(out.count) ||
-      !position.fits(out.count) || cos.size != sin.size || table == 0 || cols % heads != 0 ||
-      2 * half > cols / heads)
-    return wrong("a rotation of shapes that do not fit");
-  in_pieces(out.count * rows, out.count * x.size * 4, 4, [&](int64_t from, int64_t to) {
-    for (int64_t i = from; i < to; i++) {
-      const int64_t b = i / rows, row = i % rows;
-      const int64_t at =
-          std::clamp<int64_t>(static_cast<int64_t>(*position.of(b)) - 1 + row, 0, table - 1) * half;
-      level().rope(x.of(b) + row * cols, cos.of(b) + at, sin.of(b) + at, heads, cols / heads, half,
-                   out.of(b) + row * cols);
-    }
-  });
-  return ffi::Error::Success();
-}
-
-ffi::Error swiglu(Floats gate_, Floats up_, Result out_) {
-  const Batches gate(gate_, 2), up(up_, 2), out(*out_, 2);
-  if (!gate.fits(out.count) || !up.fits(out.count) || gate.size != out.size || up.size != out.size)
-    return wrong("a swiglu of shapes that do not fit");
-  const int64_t rows = out.axis[0], cols = out.axis[1];
-  in_pieces(out.count * rows, out.count * out.size * 4, 4, [&](int64_t from, int64_t to) {
-    for (int64_t i = from; i < to; i++) {
-      const int64_t b = i / rows, at = i % rows * cols;
-      level().swiglu(gate.of(b) + at, up.of(b) + at, cols, out.of(b) + at);
-    }
-  });
-  return ffi::Error::Success();
-}
-
-// Either side may be one row, added to all of the other's.
-ffi::Error plus(Floats a_, Floats b_, Result out_) {
-  const Batches a(a_, 2), b(b_, 2), out(*out_, 2);
-  const int64_t rows = out.axis[0], cols = out.axis[1];
-  if (!a.fits(out.count) || !b.fits(out.count) || a.axis[1] != cols || b.axis[1] != cols)
-    return wrong("a sum of shapes that do not fit");
-  const int64_t a_step = a.axis[0] == 1 ? 0 : cols, b_step = b.axis[0] == 1 ? 0 : cols;
-  in_pieces(out.count * rows, out.count * out.size * 4, 4, [&](int64_t from, int64_t to) {
-    for (int64_t i = from; i < to; i++) {
-      const int64_t n = i / rows, row = i % rows;
-      level().plus(a.of(n) + row * a_step, b.of(n) + row * b_step, cols, out.of(n) + row * cols);
-    }
-  });
-  return ffi::Error::Success();
-}
-
-// --- Caches
-
-ffi::Error set_rows(Floats matrix_, Floats x_, Integers row_, Integers count_, Result out_) {
-  const Batches matrix(matrix_, 2), x(x_, 2), out(*out_, 2);
-  const Batches row(row_, 0), count(count_, 0);
-  const int64_t rows = out.axis[0], cols = out.axis[1];
-  if (matrix.count != out.count || !x.fits(out.count) || !row.fits(out.count) ||
-      !count.fits(out.count) || x.axis[1] != cols)
-    return wrong("rows that do not fit");
-  // XLA gives the matrix its own place wherever nobody else wants it as it was.
-  if (matrix.data != out.data)
-    std::memcpy(out.data, matrix.data, static_cast<size_t>(out.count * out.size) * 4);
-  for (int64_t b = 0; b < out.count; b++) {
-    const int64_t at = static_cast<int64_t>(*row.of(b)) - 1;
-    const int64_t real = std::min<int64_t>(*count.of(b), x.axis[0]);
-    for (int64_t i = 0; i < real; i++)
-      if (at + i >= 0 && at + i < rows)
-        std::memcpy(out.of(b) + (at + i) * cols, x.of(b) + i * cols,
-                    static_cast<size_t>(cols) * 4);
+  bool attend_over() {
+    const Matrix &q = slot(), &keys = slot(), &values = slot();
+    const int64_t sinks = next();
+    const Positions at = positions();
+    Attention a = {};
+    a.heads = next();
+    a.groups = next();
+    a.width = keys.cols / a.groups;
+    a.value_width = values.cols / a.groups;
+    a.scale = next_float();
+    a.cap = next_float();
+    a.last = next();
+    a.chunk = next();
+    attend(a, q, rows(q), keys, values, sinks < 0 ? nullptr : slots_[sinks].row(0), at, slot());
+    return true;
   }
-  return ffi::Error::Success();
-}
 
-// --- Attention
+  // Shows this chip's `x` and waits for the others'.
+  bool show(const Matrix& x, int64_t count) {
+    const size_t floats = static_cast<size_t>(count * x.cols);
+    std::memcpy(group_->room(chip_, floats), x.data, floats * 4);
+    return group_->meet(chip_, chips_ <= g_cores.load(std::memory_order_relaxed));
+  }
 
-// Row j stands at `position + j`; one that is not real reads what the last real one does.
-ffi::Error attention(Floats q_, Floats keys_, Floats values_, Floats sinks_, Integers position_,
-                     Integers count_, int32_t heads, int32_t groups, float scale, float cap,
-                     int32_t last, int32_t chunk, bool with_sinks, Result out_) {
-  const Batches q(q_, 2), keys(keys_, 2), values(values_, 2), sinks(sinks_, 2), out(*out_, 2);
-  const Batches position(position_, 0), count(count_, 0);
-  const int64_t batches = out.count, rows = q.axis[0], written = keys.axis[0];
-  if (!q.fits(batches) || !keys.fits(batches) || !values.fits(batches) || !sinks.fits(batches) ||
-      !position.fits(batches) || !count.fits(batches) || heads % groups != 0 ||
-      keys.axis[1] % groups != 0 || values.axis[1] % groups != 0 ||
-      q.axis[1] != keys.axis[1] / groups * heads || out.axis[1] != values.axis[1] / groups * heads ||
-      (with_sinks && sinks.size != heads) || values.axis[0] != written || written == 0)
-    return wrong("an attention of shapes that do not fit");
-  Attention a = {nullptr, nullptr, nullptr, heads, groups, keys.axis[1] / groups,
-                 values.axis[1] / groups, scale, cap, last, chunk};
-  int64_t most = 0, all = 0;
-  const auto place = [&](int64_t b, int64_t row) {
-    const int64_t real = std::max<int64_t>(0, std::min(row, int64_t{*count.of(b)} - 1));
-    return std::clamp<int64_t>(*position.of(b) + real, 1, written);
-  };
-  for (int64_t b = 0; b < batches; b++)
-    for (int64_t row = 0; row < rows; row++) {
-      const int64_t at = place(b, row), n = at - a.from(at);
-      most = std::max(most, n);
-      all += n;
+  bool fold() {
+    const Matrix &x = slot(), &out = slot();
+    const int64_t count = rows(x);
+    if (!show(x, count)) return false;
+    std::memcpy(out.data, group_->shown(0, chip_), static_cast<size_t>(count * x.cols) * 4);
+    for (int64_t chip = 1; chip < chips_; chip++)
+      level().binary(Binary::kPlus, out.row(0), group_->shown(chip, chip_), count * x.cols,
+                     out.row(0));
+    return true;
+  }
+
+  bool join() {
+    const Matrix &x = slot(), &out = slot();
+    const int64_t count = rows(x);
+    if (!show(x, count)) return false;
+    int64_t begin = 0;
+    for (int64_t chip = 0; chip < chips_; chip++) {
+      const int64_t held = next();
+      const float* from = group_->shown(chip, chip_);
+      for (int64_t row = 0; row < count; row++)
+        std::memcpy(out.row(row) + begin, from + row * x.cols, static_cast<size_t>(held) * 4);
+      begin += held;
     }
-  const size_t floats = attention_room(a, most);
-  const int64_t bytes = all * (a.width + a.value_width) * heads * 4;
-  // Later rows read more than early ones: many pieces even that out.
-  in_pieces(batches * groups * rows, bytes, rows > 1 ? 16 : 2, [&](int64_t from, int64_t to) {
-    float* scratch = reinterpret_cast<float*>(room<1>(floats * 4));
-    for (int64_t i = from; i < to; i++) {
-      const int64_t b = i / rows / groups, group = i / rows % groups, row = i % rows;
-      Attention here = a;
-      here.keys = keys.of(b);
-      here.values = values.of(b);
-      here.sinks = with_sinks ? sinks.of(b) : nullptr;
-      level().attend(here, q.of(b) + row * q.axis[1], group, place(b, row), scratch,
-                     out.of(b) + row * out.axis[1]);
-    }
-  });
-  return ffi::Error::Success();
+    return true;
+  }
+
+  const int64_t run_;
+  const int32_t* at_;
+  const int32_t* const end_;
+  std::vector<Matrix> slots_;
+  std::vector<Product> products_;
+  int64_t counted_ = 1, real_ = 1, inexact_ = 0, chips_ = 1, chip_ = 0;
+  Group* group_ = nullptr;
+};
+
+ffi::Error chain(ffi::RunId run, ffi::Span<const int32_t> code, ffi::RemainingArgs args,
+                 ffi::RemainingRets rets) {
+  return Chain(run.run_id, code, args, rets).call();
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(anyfold_matmul, matmul,
-                              ffi::Ffi::Bind().Arg<Floats>().Arg<Bytes>().Ret<Floats>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    anyfold_embedding, embedding,
-    ffi::Ffi::Bind().Arg<Integers>().Arg<Bytes>().Arg<Integers>().Attr<int32_t>("held").Ret<Floats>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    anyfold_rms_norm, rms_norm,
-    ffi::Ffi::Bind().Arg<Floats>().Arg<Floats>().Attr<float>("epsilon").Ret<Floats>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(anyfold_rope, rope,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(anyfold_chain, chain,
                               ffi::Ffi::Bind()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Integers>()
-                                  .Attr<int32_t>("heads")
-                                  .Ret<Floats>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(anyfold_swiglu, swiglu,
-                              ffi::Ffi::Bind().Arg<Floats>().Arg<Floats>().Ret<Floats>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(anyfold_plus, plus,
-                              ffi::Ffi::Bind().Arg<Floats>().Arg<Floats>().Ret<Floats>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    anyfold_set_rows, set_rows,
-    ffi::Ffi::Bind().Arg<Floats>().Arg<Floats>().Arg<Integers>().Arg<Integers>().Ret<Floats>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(anyfold_attention, attention,
-                              ffi::Ffi::Bind()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Integers>()
-                                  .Arg<Integers>()
-                                  .Attr<int32_t>("heads")
-                                  .Attr<int32_t>("groups")
-                                  .Attr<float>("scale")
-                                  .Attr<float>("cap")
-                                  .Attr<int32_t>("last")
-                                  .Attr<int32_t>("chunk")
-                                  .Attr<bool>("with_sinks")
-                                  .Ret<Floats>());
+                                  .Ctx<ffi::RunId>()
+                                  .Attr<ffi::Span<const int32_t>>("code")
+                                  .RemainingArgs()
+                                  .RemainingRets());
 
 // Names of the levels that run here, best first, with spaces between.
 extern "C" const char* anyfold_levels() {
@@ -365,6 +367,10 @@ extern "C" bool anyfold_use_level(const char* name) {
   return false;
 }
 
-extern "C" void anyfold_set_threads(int count) { Pool::the().set_threads(count); }
+// The cores of the process, and how many threads work on one call.
+extern "C" void anyfold_set_threads(int cores, int threads) {
+  g_cores.store(cores);
+  Pool::the().set_threads(threads);
+}
 
 }  // namespace anyfold

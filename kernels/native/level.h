@@ -11,25 +11,29 @@ namespace anyfold {
 constexpr int kSide = 32;
 constexpr int kTileBytes = 64 + kSide * kSide;
 
-// Rows of activations in 24 bits a block of 32: a value is 256 * (its high part, 16 bits) + (its
-// low part, 8 bits), times the block's scale, in whatever order a level's product reads them.
-// With 16 bits alone, small models differ from float32 by more than rounding does.
-constexpr int kLine = 128;              // bytes of a block
-constexpr float kLargest = 8323072.0f;  // 127 * 2^16
+// Rows of activations as integers of 16 or 24 bits a block of 32, times the block's scale, in
+// whatever order a level's product reads them. 24 bits are as exact as float32; 16 leave 1.5e-5 of
+// a block's largest value and take two thirds of the work. A wide value is 256 * (its high part,
+// 16 bits) + (its low part, 8 bits).
+constexpr float kLargest16 = 32512.0f;    // 127 * 2^8
+constexpr float kLargest24 = 8323072.0f;  // 127 * 2^16
 
 struct Inputs {
   int64_t rows;
   int64_t blocks;
-  uint8_t* lines;    // [rows, blocks, kLine]
+  bool wide;
+  uint8_t* lines;    // [rows, blocks, line()]
   float* scales;     // [rows, blocks]
   int32_t* offsets;  // [rows, blocks, 2]: what the 128 in the weights adds to the sums of high and
-                     // of low parts, to be taken off
+                     // of low parts, to be taken off; one is used where values have 16 bits
+
+  int64_t line() const { return wide ? 128 : 64; }
 };
 
 struct Attention {
-  const float* keys;
-  const float* values;
-  const float* sinks;  // of all heads, or null
+  const void* keys;
+  const void* values;
+  bool half;  // float16 instead of float32
   int64_t heads;
   int64_t groups;
   int64_t width;        // of a key
@@ -48,6 +52,15 @@ struct Attention {
   }
 };
 
+// A softmax over some of the positions: weights relative to the largest score, and their sum.
+struct Part {
+  float most;
+  float total;
+};
+
+enum class Unary { kSilu, kSigmoid, kGelu, kScaled, kCapped };
+enum class Binary { kPlus, kHadamard, kSwiglu, kGeglu };
+
 struct Level {
   const char* name;
   bool (*runs_here)();
@@ -59,11 +72,15 @@ struct Level {
   void (*rms_norm)(const float* x, const float* weight, int64_t width, float epsilon, float* out);
   void (*rope)(const float* x, const float* cos, const float* sin, int64_t heads, int64_t width,
                int64_t half, float* out);
-  void (*swiglu)(const float* gate, const float* up, int64_t n, float* out);
-  void (*plus)(const float* a, const float* b, int64_t n, float* out);
-  // The heads of one group in one row that stands at `position`; `room` as `attention_room` says.
-  void (*attend)(const Attention& a, const float* q, int64_t group, int64_t position, float* room,
-                 float* out);
+  void (*unary)(Unary kind, const float* x, int64_t n, float number, float* out);
+  void (*binary)(Binary kind, const float* a, const float* b, int64_t n, float* out);
+  bool (*lone)(const float* x, int64_t n, float share);
+  int64_t (*argmax)(const float* x, int64_t n);
+  void (*to_half)(const float* x, int64_t n, uint16_t* out);
+  // The heads of one group over rows [from, to) of the cache: `out`, not yet divided by the totals,
+  // and a Part a head. `room` as `attention_room` says.
+  void (*attend)(const Attention& a, const float* q, int64_t group, int64_t from, int64_t to,
+                 float* room, float* out, Part* parts);
 };
 
 constexpr int kMostRows = 6;

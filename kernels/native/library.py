@@ -1,4 +1,4 @@
-"""Loads the compiled handlers and hands them to XLA, or says why there are none."""
+"""Loads the compiled handler and hands it to XLA, or says why there are none."""
 
 import ctypes
 import os
@@ -8,16 +8,7 @@ from pathlib import Path
 import jax
 
 HERE = Path(__file__).parent
-HANDLERS = (
-    "matmul",
-    "embedding",
-    "rms_norm",
-    "rope",
-    "swiglu",
-    "plus",
-    "set_rows",
-    "attention",
-)
+HANDLER = "anyfold_chain"
 
 
 def why_not(folder: Path = HERE) -> str | None:
@@ -39,13 +30,13 @@ def use_level(name: str) -> None:
 
 def use_threads(count: int) -> None:
     """How many threads work on one call; by default the cores over the devices of the process."""
-    _library().anyfold_set_threads(count)
+    _library().anyfold_set_threads(_cores(), count)
 
 
-def target(handler: str) -> str:
-    """The name by which XLA knows a handler; the first call registers all."""
+def target() -> str:
+    """The name by which XLA knows the handler, which the first call makes known."""
     _registered()
-    return f"anyfold_{handler}"
+    return HANDLER
 
 
 @cache
@@ -73,11 +64,9 @@ def _library() -> ctypes.CDLL:
 
 @cache
 def _registered() -> None:
-    library = _library()
-    for handler in HANDLERS:
-        symbol = getattr(library, f"anyfold_{handler}")
-        jax.ffi.register_ffi_target(f"anyfold_{handler}", jax.ffi.pycapsule(symbol), platform="cpu")
-    library.anyfold_set_threads(max(1, _cores() // len(jax.devices("cpu"))))
+    handler = jax.ffi.pycapsule(getattr(_library(), HANDLER))
+    jax.ffi.register_ffi_target(HANDLER, handler, platform="cpu")
+    use_threads(max(1, _cores() // len(jax.local_devices(backend="cpu"))))
 
 
 def _cores() -> int:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from kernels.native.memory import room
 from kernels.q8 import BLOCK, Q8
 
 SIDE = 32
@@ -58,7 +59,7 @@ def packed(q: Q8) -> Packed:
     outputs, inputs = q.shape
     columns, blocks = -(-outputs // SIDE), -(-inputs // SIDE)
     even = q.padded(outer=columns * SIDE, inner=blocks * SIDE)
-    tiles = np.empty((columns, blocks, TILE), np.uint8)
+    tiles = room((columns, blocks, TILE))
     scales = np.asarray(even.scales).reshape(columns, SIDE, blocks)
     tiles[:, :, :SCALES].view(np.float16)[...] = scales.transpose(0, 2, 1)
     # Four of the summed axis stay side by side, so they move as one.

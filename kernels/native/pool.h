@@ -1,6 +1,7 @@
 // The process's threads: the caller cuts its work into pieces, and whoever is free takes one.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -34,6 +35,18 @@ class Pool {
   void set_threads(int count) { threads_.store(count < 1 ? 1 : count); }
   int threads() const { return threads_.load(std::memory_order_relaxed); }
 
+  // What is read next in whole, two weights at the most: threads with nothing to do fetch how they
+  // begin, so that memory does not rest while a few small steps are done.
+  void will_read(const void* first, int64_t bytes, const void* second, int64_t more) {
+    const void* begins[] = {first, second};
+    const int64_t sizes[] = {bytes, more};
+    for (int i = 0; i < 2; i++) {
+      next_[i].store(static_cast<const char*>(begins[i]), std::memory_order_relaxed);
+      next_bytes_[i].store(sizes[i] < kAhead ? sizes[i] : kAhead, std::memory_order_relaxed);
+    }
+    next_round_.fetch_add(1, std::memory_order_release);
+  }
+
   // Calls work(i) for every i below `pieces`, in any order.
   template <class Work>
   void run(int64_t pieces, const Work& work) {
@@ -48,6 +61,7 @@ class Pool {
  private:
   using Function = void (*)(const void*, int64_t);
   static constexpr int64_t kMost = 1 << 20;
+  static constexpr int64_t kAhead = 128 << 10;  // bytes of each weight, in a core's own cache
   static constexpr int kSpins = 2000;  // pauses before a thread sleeps: about 30 microseconds
 
   void shared(int64_t pieces, Function function, const void* work) {
@@ -88,10 +102,27 @@ class Pool {
     return true;
   }
 
+  // Fetches the beginnings of what is read next, until there is work.
+  void fetch_next() {
+    constexpr int64_t kStep = 16 * 64;
+    for (int64_t at = 0; at < kAhead; at += kStep)
+      for (int i = 0; i < 2; i++) {
+        if (any(ticket_.load(std::memory_order_relaxed))) return;
+        const char* begin = next_[i].load(std::memory_order_relaxed);
+        const int64_t end = std::min(at + kStep, next_bytes_[i].load(std::memory_order_relaxed));
+        for (int64_t line = at; line < end; line += 64) __builtin_prefetch(begin + line, 0, 2);
+      }
+  }
+
   void serve() {
+    uint32_t fetched = 0;
     for (int idle = 0;;) {
+      const uint32_t next = next_round_.load(std::memory_order_acquire);
       if (take(ticket_.load(std::memory_order_acquire))) {
         idle = 0;
+      } else if (next != fetched) {
+        fetched = next;
+        fetch_next();
       } else if (++idle < kSpins) {
         rest();
       } else {
@@ -112,6 +143,9 @@ class Pool {
   std::atomic<const void*> work_{nullptr};
   alignas(64) std::atomic<uint64_t> ticket_{0};  // round << 40 | pieces << 20 | next
   alignas(64) std::atomic<int64_t> done_{0};
+  alignas(64) std::atomic<uint32_t> next_round_{0};
+  std::atomic<const char*> next_[2]{};
+  std::atomic<int64_t> next_bytes_[2]{};
   alignas(64) std::atomic<int> sleeping_{0};
   std::atomic<uint32_t> calls_{0};
 };
