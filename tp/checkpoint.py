@@ -1,7 +1,7 @@
-"""Opens a checkpoint (a Hugging Face directory or a GGUF file) and reads slices of its tensors.
+"""Opens a checkpoint (a Hugging Face directory, a GGUF file, a q8 store) and reads its slices.
 
-With the two files that it opens through, this is the only door to the libraries
-`safetensors` and `gguf`. Opening checks that everything is there and reads no weights.
+With the files that it opens through, this is the only door to the libraries `safetensors`
+and `gguf`. Opening checks that everything is there and reads no weights.
 """
 
 import difflib
@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float32, UInt8
 
-from kernels.q8 import BLOCK, Q8, concatenate, quantise
-from tp import gguf_file, safetensors_file
+from kernels.q8 import BLOCK, Q8, concatenate, dequantise, quantise
+from tp import gguf_file, safetensors_file, store_file
 from tp.stored import (
     FLOATS,
     CheckpointError,
@@ -41,9 +41,13 @@ class Checkpoint:
     """An open checkpoint: what it holds, and its tensors by slices.
 
     `config` is config.json, or all metadata keys of a GGUF; `generation_config` is that
-    file of a directory, if it is there. `bytes_read` counts the bytes of the files that
-    reads have touched: rows times the bytes of the columns, and a row twice if it is
-    asked for twice. Reads may come from several threads.
+    file of a directory, if it is there. A store has the config of its source, in the words
+    of its `format`, and `source_shapes`: those of the source's tensors, which go with it.
+    Its quantised tensors are the program's matrices; `scales` has theirs.
+
+    `bytes_read` counts the bytes of the files that reads have touched: rows times the bytes
+    of the columns, and a row twice if it is asked for twice. Reads may come from several
+    threads.
 
     Rows are named by ranges `(start, length)` or by an index array, columns by ranges;
     they are joined in the order given. None is all of them. The rows of a tensor with
@@ -55,9 +59,23 @@ class Checkpoint:
     tensors: Mapping[str, TensorInfo]
     config: dict[str, Any]
     generation_config: dict[str, Any] | None = None
+    scales: Mapping[str, TensorInfo] = field(default_factory=dict)
+    source_shapes: Mapping[str, tuple[int, ...]] | None = None
     bytes_read: int = 0
     _counting: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _here: threading.local = field(default_factory=threading.local, repr=False)
+
+    @property
+    def is_store(self) -> bool:
+        """Whether its tensors are the matrices of a program rather than those of a family."""
+        return self.source_shapes is not None
+
+    @property
+    def described(self) -> Mapping[str, tuple[int, ...]]:
+        """The shapes of the tensors that the config describes."""
+        if self.source_shapes is not None:
+            return self.source_shapes
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
 
     def read(
         self, name: str, *, outer: Rows | None = None, inner: Ranges | None = None
@@ -68,7 +86,10 @@ class Checkpoint:
         in). Raises CheckpointError for a tensor that is not there, a range outside it or
         a dtype that is not read.
         """
-        tensor, coding = self._found(name)
+        tensor = self._found(name)
+        if name in self.scales:
+            return np.asarray(dequantise(self.read_q8(name, outer=outer, inner=inner)))
+        coding = _coding(tensor)
         if len(tensor.shape) < 2:
             _check_one_axis(tensor, coding, inner)
         inner = [(0, tensor.cols)] if inner is None else inner
@@ -84,12 +105,12 @@ class Checkpoint:
     def read_q8(self, name: str, *, outer: Rows | None = None, inner: Ranges | None = None) -> Q8:
         """Some rows and columns as Q8, in blocks that are those of the whole tensor.
 
-        A Q8_0 tensor comes as it is, bit for bit; any other is quantised from float32,
+        What is q8 already comes as it is, bit for bit; any other is quantised from float32,
         in the enclosing blocks of the whole tensor where a range begins or ends inside
         one, so that the numbers do not depend on the slice. Raises as `read` does, and
         for tensors of one axis or with NaN or infinity.
         """
-        tensor, _ = self._found(name)
+        tensor = self._found(name)
         if len(tensor.shape) < 2:
             found, wanted = f"is {list(tensor.shape)}", "q8 wants rows and columns"
             raise _error(tensor, found, wanted)
@@ -98,7 +119,7 @@ class Checkpoint:
         parts = [self._read_q8_range(tensor, outer, start, length) for start, length in inner]
         return concatenate(parts or [self._read_q8_range(tensor, outer, 0, 0)], "inner")
 
-    def _found(self, name: str) -> tuple[TensorInfo, Coding]:
+    def _found(self, name: str) -> TensorInfo:
         tensor = self.tensors.get(name)
         if tensor is None:
             near = difflib.get_close_matches(name, self.tensors, n=3)
@@ -106,11 +127,7 @@ class Checkpoint:
             found = f"has no tensor {name}"
             wanted = f"wanted one of its {len(self.tensors)} tensors ({hint})"
             raise CheckpointError(file=self.path.name, found=found, wanted=wanted)
-        dtype = tensor.dtype
-        coding = FLOATS[dtype] if dtype in FLOATS else gguf_file.coding_of(dtype)
-        if coding is None:
-            raise _unread_dtype(tensor)
-        return tensor, coding
+        return tensor
 
     def _read_piece(
         self,
@@ -157,8 +174,10 @@ class Checkpoint:
         self, tensor: TensorInfo, pieces: list[Piece], first: int, cols: int
     ) -> Iterator[tuple[Piece, Q8]]:
         """Each piece's columns from `first` on; whole blocks, but at the tensor's end."""
-        _, coding = self._found(tensor.name)
-        mapped = map_rows(tensor)
+        if tensor.name in self.scales:
+            yield from self._stored_pieces(tensor, pieces, first, cols)
+            return
+        coding, mapped = _coding(tensor), map_rows(tensor)
         for piece in pieces:
             if tensor.dtype == "Q8_0":
                 begin, end = coding.bytes_of(first), coding.bytes_of(first + cols)
@@ -174,9 +193,21 @@ class Checkpoint:
                 wanted = "wanted finite numbers only: fetch or convert it again"
                 raise _error(tensor, f"holds NaN or infinity ({error})", wanted) from error
 
+    def _stored_pieces(
+        self, tensor: TensorInfo, pieces: list[Piece], first: int, cols: int
+    ) -> Iterator[tuple[Piece, Q8]]:
+        """The same of a store, which keeps values and scales apart."""
+        values, scales = map_rows(tensor), map_rows(self.scales[tensor.name])
+        wanted = slice(2 * (first // BLOCK), 2 * -(-(first + cols) // BLOCK))
+        for piece in pieces:
+            ours, theirs = values[piece.rows, first : first + cols], scales[piece.rows, wanted]
+            self._count(ours.size + theirs.size)
+            halves = np.ascontiguousarray(theirs).view(np.float16)
+            yield piece, Q8(values=ours.view(np.int8), scales=halves)
+
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open a Hugging Face directory with safetensors, or a GGUF file.
+    """Open a Hugging Face directory with safetensors, a GGUF file, or a finished q8 store.
 
     Raises CheckpointError, before any weight is read, if something is missing, cut short
     or at odds with itself.
@@ -204,6 +235,8 @@ def _open(path: Path) -> Checkpoint:
 
 
 def _open_directory(path: Path) -> Checkpoint:
+    if store_file.is_store(path):
+        return _open_store(path)
     files = sorted(entry.name for entry in path.iterdir())
     if not files:
         raise CheckpointError(file=path, found="is empty", wanted=_EITHER)
@@ -212,19 +245,45 @@ def _open_directory(path: Path) -> Checkpoint:
         gguf_files = [name for name in files if name.endswith(".gguf")]
         wanted = f"give the GGUF file itself, {path / gguf_files[0]}" if gguf_files else _EITHER
         raise CheckpointError(file=path, found=found, wanted=wanted)
-    generation = path / "generation_config.json"
     return Checkpoint(
         path=path,
         format="safetensors",
         tensors=safetensors_file.read_directory(path),
         config=safetensors_file.read_json(path / "config.json"),
-        generation_config=safetensors_file.read_json(generation) if generation.exists() else None,
+        generation_config=_generation_config(path),
     )
+
+
+def _open_store(path: Path) -> Checkpoint:
+    store = store_file.open_store(path)
+    return Checkpoint(
+        path=path,
+        format=store.format,
+        tensors=store.tensors,
+        config=store.config,
+        generation_config=_generation_config(path),
+        scales=store.scales,
+        source_shapes=store.shapes,
+    )
+
+
+def _generation_config(path: Path) -> dict[str, Any] | None:
+    file = path / "generation_config.json"
+    return safetensors_file.read_json(file) if file.exists() else None
 
 
 def _begins_with(path: Path, magic: bytes) -> bool:
     with path.open("rb") as file:
         return file.read(len(magic)) == magic
+
+
+def _coding(tensor: TensorInfo) -> Coding:
+    """How a tensor is decoded; raises CheckpointError for a dtype that is not read."""
+    dtype = tensor.dtype
+    coding = FLOATS[dtype] if dtype in FLOATS else gguf_file.coding_of(dtype)
+    if coding is None:
+        raise _unread_dtype(tensor)
+    return coding
 
 
 def _q8_of(raw: UInt8[np.ndarray, "rows bytes"]) -> Q8:

@@ -1,38 +1,65 @@
-"""The command `anyfold`: run, chat, logits, author, read."""
+"""The command `anyfold`: run, chat, logits, bench, convert, inspect, author, read."""
 
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tp import commands
+from tp import bench_command, commands, convert_command, inspect_command, launch_command
 from tp.commands import UsageError, say
+from tp.gather import HostsError
+from tp.hosts import OUR_FAULT
+from tp.together import add_options, together
 
 DESCRIPTION = "Runs a language model on any number of devices."
-MODEL = "`demo`, a Hugging Face directory, or a .gguf file"
+MODEL = "`demo`, a Hugging Face directory, a .gguf file, or what `convert` wrote"
+
+# Mistakes of modules that some commands load: a module that is not loaded has made none.
+RAISED = {
+    "tp.stored": "CheckpointError",
+    "tp.decoder": "ContextError",
+    "tp.launch": "LaunchError",
+    "tp.source": "SourceError",
+    "tp.store_journal": "StoreError",
+    "tp.tokens": "TokenizerError",
+    "tp.bench.contender": "BenchError",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 0, 2 for a user's mistake, 130 when interrupted."""
+    """Run one command; the exit status is 0, or says what kept it (docs/LAUNCH.md has all)."""
     _mend_streams()
     try:
         args = _parsed(arguments)
-        args.command(args)
+        with together(args, _told) as args.hosts:
+            args.command(args)
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        say("anyfold: interrupted")
-        return 130
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; say nothing at interpreter exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except Exception as error:
-        if not isinstance(error, _mistakes()):
+    except (Exception, KeyboardInterrupt) as error:
+        status, why = _told(error)
+        if status == OUR_FAULT:
             raise
-        say(f"anyfold: {_message(error)}")
-        return 2
+        if why is None:
+            # Whoever read our output has seen enough; say nothing at interpreter exit either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        else:
+            say(f"anyfold: {why}")
+        return status
     return 0
+
+
+def _told(error: BaseException) -> tuple[int, str | None]:
+    """The exit status of an error, and what is said of it: a traceback where it is our fault."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130, "interrupted"
+    if isinstance(error, BrokenPipeError):
+        return 0, None
+    if isinstance(error, HostsError):
+        return error.status, _message(error)
+    if isinstance(error, _mistakes()):
+        return 2, _message(error)
+    return OUR_FAULT, "".join(traceback.format_exception(error))
 
 
 def _mend_streams() -> None:
@@ -66,18 +93,12 @@ def _mistakes() -> tuple[type[Exception], ...]:
     from author.spec import SpecError
 
     found: list[type[Exception]] = [UsageError, TextError, ConfigError, ProgramError, SpecError]
-    if "tp.engine" in sys.modules:  # errors of the running model, if it was loaded at all
-        from tp.checkpoint import CheckpointError
-        from tp.decoder import ContextError
-        from tp.launch import LaunchError
-        from tp.source import SourceError
-        from tp.tokens import TokenizerError
-
-        found += [CheckpointError, ContextError, LaunchError, SourceError, TokenizerError]
+    loaded = ((sys.modules.get(module), name) for module, name in RAISED.items())
+    found += [getattr(module, name) for module, name in loaded if module is not None]
     return (*found, OSError, UnicodeError, MemoryError)
 
 
-def _message(error: Exception) -> str:
+def _message(error: BaseException) -> str:
     """What is said of a mistake: one line, but for a text's, which shows the place."""
     from author.english import TextError
 
@@ -109,6 +130,10 @@ def _parser() -> argparse.ArgumentParser:
     _run_parser(subparsers)
     _chat_parser(subparsers)
     _logits_parser(subparsers)
+    _bench_parser(subparsers)
+    _convert_parser(subparsers)
+    _inspect_parser(subparsers)
+    launch_command.add_parser(subparsers)
     _author_parser(subparsers)
     _read_parser(subparsers)
     return parser
@@ -120,6 +145,7 @@ def _run_parser(subparsers: Any) -> None:
     run.add_argument("model", metavar="MODEL", help=MODEL)
     run.add_argument("prompt", metavar="PROMPT", nargs="?", help="`-` or a pipe: standard input")
     _device_options(run)
+    add_options(run)
     _sampling_options(run)
     run.add_argument("--chat", action="store_true", help="one turn, with the chat template")
     run.add_argument("--ids", type=_ids, metavar='"1 2 3"', help="a prompt of token ids")
@@ -133,6 +159,7 @@ def _chat_parser(subparsers: Any) -> None:
     chat.set_defaults(command=commands.chat)
     chat.add_argument("model", metavar="MODEL", help=MODEL)
     _device_options(chat)
+    add_options(chat)
     _sampling_options(chat)
 
 
@@ -153,6 +180,104 @@ def _logits_parser(subparsers: Any) -> None:
         help="chunks of the prompt, one token at a time, or the texts interpreted",
     )
     _device_options(logits)
+    add_options(logits)
+
+
+def _bench_parser(subparsers: Any) -> None:
+    bench = subparsers.add_parser(
+        "bench",
+        help="measure speed and memory",
+        description="Measure a model at several widths, beside other programs where those are "
+        "installed, in turns: medians of reading a prompt, making tokens, the first token of a "
+        "command, and peak memory.",
+    )
+    bench.set_defaults(command=bench_command.bench)
+    bench.add_argument("model", metavar="MODEL", help=MODEL)
+    bench.add_argument(
+        "--chips", type=inspect_command.widths, default=(1,), metavar="N", help="1, 1-3 or 1,2,5"
+    )
+    _context_option(bench)
+    tokens, times = _number("tokens", least=1), _number("repeats", least=1)
+    bench.add_argument("--prompt-tokens", type=tokens, default=512, metavar="N")
+    bench.add_argument("--tokens", type=tokens, default=64, metavar="N", help="made after a prompt")
+    bench.add_argument("--repeats", type=times, default=5, metavar="N")
+    bench.add_argument("--batch", type=_number("sequences", least=2), metavar="N")
+    bench.add_argument("--position", type=tokens, metavar="P", help="make tokens there as well")
+    bench.add_argument(
+        "--threads", type=_number("threads", least=1), metavar="N", help="cores (default: all)"
+    )
+    bench.add_argument("--cold", action="store_true", help="first token, nothing compiled, too")
+    bench.add_argument("--check", action="store_true", help="logits against float32 too")
+    bench.add_argument(
+        "--against",
+        type=bench_command.rivals,
+        default=[],
+        metavar="NAME,NAME",
+        help="llama.cpp, transformers",
+    )
+    for rival in ("llama", "transformers"):
+        bench.add_argument(
+            f"--{rival}-python", metavar="PYTHON", help="a Python that has it (default: this one)"
+        )
+    bench.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def _convert_parser(subparsers: Any) -> None:
+    convert = subparsers.add_parser(
+        "convert",
+        help="keep a model quantised, to load it sooner",
+        description="Write a model as a q8 store, which is a MODEL too. Stopped, it goes on from "
+        "there when it is run again.",
+    )
+    convert.set_defaults(command=convert_command.convert)
+    convert.add_argument("model", metavar="MODEL", nargs="?", help=MODEL)
+    convert.add_argument("out", metavar="OUT", nargs="?", help="a directory to make")
+    convert.add_argument(
+        "--shard-size",
+        type=convert_command.shard_size,
+        metavar="SIZE",
+        help="about how large each file may get (default: 1GB)",
+    )
+    convert.add_argument("--verify", metavar="OUT", help="re-read a store by its digests instead")
+
+
+def _inspect_parser(subparsers: Any) -> None:
+    inspect = subparsers.add_parser(
+        "inspect",
+        help="show how a model is split",
+        description=(
+            "Show who holds, reads and computes what; no weights are read and no device is used. "
+            "A stage is printed as text or JSON, to be piped and read back."
+        ),
+    )
+    inspect.set_defaults(command=inspect_command.inspect, stage=None)
+    inspect.add_argument("model", metavar="MODEL", help=f"{MODEL}, a config.json, a spec's JSON")
+    inspect.add_argument(
+        "--chips",
+        type=inspect_command.widths,
+        metavar="N",
+        help="how many: 3, or 1-8 or 1,2,5 to compare (default: 1-8; of a stage, 1)",
+    )
+    inspect.add_argument(
+        "--ctx", type=_number("tokens", least=1), metavar="N", help="tokens in the caches"
+    )
+    inspect.add_argument(
+        "--memory", type=inspect_command.size, metavar="24GiB", help="what a chip has: does it fit?"
+    )
+    inspect.add_argument("--cache", choices=("f32", "f16"), default="f32", help="numbers of caches")
+    inspect.add_argument("--json", action="store_true", help="all numbers")
+    inspect.add_argument("--html", metavar="FILE", help="draw the split as a page, too")
+    stages = inspect.add_mutually_exclusive_group()
+    for stage, what in inspect_command.STAGES.items():
+        stages.add_argument(
+            f"--{stage}", dest="stage", action="store_const", const=stage, help=what
+        )
+    inspect.add_argument(
+        "--layer", type=_number("layers", least=0), metavar="L", help="one layer of a stage"
+    )
+    inspect.add_argument(
+        "--chip", type=_number("chips", least=0), metavar="C", help="one chip's text or manifest"
+    )
 
 
 def _author_parser(subparsers: Any) -> None:
@@ -193,6 +318,10 @@ def _device_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many devices (default: all accelerators, or 1); simulated on a CPU",
     )
+    _context_option(parser)
+
+
+def _context_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ctx",
         type=_number("tokens", least=1),

@@ -26,25 +26,43 @@ def run(args: argparse.Namespace) -> None:
     from tp.engine import check_fits
     from tp.source import open_source
 
-    sampling = _sampling(args)
+    sampling, hosts = _sampling(args), args.hosts
     source = open_source(args.model)
-    ids = _prompt_ids(args, source)
+    ids = hosts.from_first("the prompt", lambda: _prompt_ids(args, source))
     check_fits(source.model, ids, args.ctx)
-    if args.receipt is not None:
-        _check_writable(Path(args.receipt))
+    if args.receipt is not None and hosts.first:
+        check_writable(Path(args.receipt))
     engine = _loaded(source, args)
     say(show.title(engine))
     conversation = engine.chat()
     options = {"max_tokens": args.max_tokens, "sampling": sampling}
     if source.tokenizer is None:
-        _print_pieces(f"{token} " for token in conversation.tokens(ids, **options))
+        pieces = (f"{token} " for token in conversation.tokens(ids, **options))
     else:
-        _print_pieces(conversation.reply(ids, ignore_eos=args.ignore_eos, **options))
+        pieces = conversation.reply(ids, ignore_eos=args.ignore_eos, **options)
+    _print_pieces(_reported(pieces, conversation, hosts))
     say(show.holdings(engine))
     say(show.speed(conversation.counts))
     if args.receipt is not None:
-        receipt = show.receipt_json(engine)
-        Path(args.receipt).write_text(json.dumps(receipt, indent=2) + "\n")
+        _write_receipt(Path(args.receipt), engine, hosts)
+
+
+def _reported(pieces: Any, conversation: Any, hosts: Any) -> Any:
+    """The pieces of a reply, with word to the other processes of how far it is."""
+    hosts.report("reading the prompt")
+    for piece in pieces:
+        hosts.report(f"token {conversation.counts.tokens}")
+        yield piece
+
+
+def _write_receipt(path: Path, engine: Any, hosts: Any) -> None:
+    """What all processes read and held, in one file, by the first."""
+    from tp import show
+
+    processes = hosts.exchange("the receipt", show.process_json(engine))
+    if hosts.first:
+        receipt = show.receipt_json(engine, processes)
+        path.write_text(json.dumps(receipt, indent=2) + "\n")
 
 
 def _prompt_ids(args: argparse.Namespace, source: Any) -> list[int]:
@@ -60,7 +78,7 @@ def _prompt_ids(args: argparse.Namespace, source: Any) -> list[int]:
     return tokenizer.encode(prompt, special=True)
 
 
-def _check_writable(path: Path) -> None:
+def check_writable(path: Path) -> None:
     """Say no before the work is done, not after."""
     fresh = not path.exists()
     try:
@@ -86,16 +104,16 @@ def chat(args: argparse.Namespace) -> None:
     from tp.decoder import ContextError
     from tp.source import open_source
 
-    sampling = _sampling(args)
+    sampling, hosts = _sampling(args), args.hosts
     source = open_source(args.model)
     source.spelling()
     engine = _loaded(source, args)
     say(show.title(engine))
     conversation = engine.chat()
     options = {"max_tokens": args.max_tokens, "sampling": sampling, "ignore_eos": args.ignore_eos}
-    while (text := _next_turn()) is not None:
+    while (text := hosts.from_first("a turn", _next_turn)) is not None:
         try:
-            _print_pieces(conversation.say(text, **options))
+            _print_pieces(_reported(conversation.say(text, **options), conversation, hosts))
         except ContextError as full:
             say(f"anyfold: {full}")
             return
@@ -140,7 +158,9 @@ def _loaded(source: Any, args: argparse.Namespace) -> Any:
     _keep_compiled()
     progress = _Progress()
     try:
-        return load_source(source, chips=args.chips, context=args.ctx, progress=progress)
+        return load_source(
+            source, chips=args.chips, context=args.ctx, progress=progress, hosts=args.hosts
+        )
     finally:
         progress.clear()
 
@@ -178,9 +198,10 @@ def logits(args: argparse.Namespace) -> None:
     from tp.source import open_source
 
     out = Path(args.out)
-    if not out.parent.is_dir():
-        raise UsageError(f"{out.parent}: no such directory for --out")
-    _check_writable(out)
+    if args.by == "text" and args.hosts.processes > 1:
+        raise UsageError("--by text interprets the texts of all chips in one process")
+    if args.hosts.first:
+        _check_out(out)
     source = open_source(args.model)
     context = check_fits(source.model, args.ids, args.ctx)
     if args.by == "text":
@@ -191,9 +212,16 @@ def logits(args: argparse.Namespace) -> None:
         engine = _loaded(source, args)
         by = engine.logits if args.by == "prefill" else engine.logits_by_steps
         logits = by(args.ids)
-    with out.open("wb") as file:  # a name of ours to choose, .npz or not
-        np.savez(file, logits=logits)
+    if args.hosts.first:
+        with out.open("wb") as file:  # a name of ours to choose, .npz or not
+            np.savez(file, logits=logits)
     say(f"wrote {logits.shape[0]} x {logits.shape[1]} logits to {out}")
+
+
+def _check_out(out: Path) -> None:
+    if not out.parent.is_dir():
+        raise UsageError(f"{out.parent}: no such directory for --out")
+    check_writable(out)
 
 
 # --- Texts

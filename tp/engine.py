@@ -2,16 +2,17 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
 
 from author.families.model import Model
-from tp import launch
+from tp import identity, launch
 from tp.decoder import ContextError, Decoder, check_ids
-from tp.loader import Progress, Receipt, load_tables
+from tp.hosts import Alone
+from tp.loader import Held, Progress, Receipt, load_tables
 from tp.loader import load as load_weights
 from tp.lower import Arrays
 from tp.sample import Sampling
@@ -48,15 +49,23 @@ def load_source(
     context: int | None = None,
     kernels: str = "auto",
     progress: Progress = lambda what, done, of: None,
+    hosts: Alone | None = None,
 ) -> "Engine":
-    """A model whose files are open already, on its chips."""
+    """A model whose files are open already, on its chips: those of all processes in `hosts`.
+
+    Raises DifferError, before it reads weights, where these would not run the same.
+    """
+    hosts = Alone() if hosts is None else hosts
     context = check_context(source.model, context)
     decoder = Decoder(
         model=source.model,
-        devices=launch.devices(chips),
+        devices=launch.devices(chips, hosts),
         context=context,
         kernels=kernels,
     )
+    if hosts.processes > 1:
+        hosts.agree(identity.facts(decoder, source.checkpoint))
+        hosts.report("loading")
     weights, receipt = load_weights(
         source.model,
         decoder.operands,
@@ -66,11 +75,20 @@ def load_source(
         progress=progress,
     )
     decoder.weights = weights
+    if hosts.processes > 1:
+        receipt.chips = _held_by_all(receipt, decoder.devices, hosts)
     if source.model.short_length is not None:
         decoder.long_tables = load_tables(
             source.model, decoder.operands, source.checkpoint, decoder.devices, long=True
         )
     return Engine(decoder=decoder, source=source, receipt=receipt)
+
+
+def _held_by_all(receipt: Receipt, devices: launch.Devices, hosts: Alone) -> list[Held]:
+    """What each chip was given, as the process tells that it belongs to."""
+    told = hosts.exchange("loaded", [asdict(held) for held in receipt.chips])
+    owners = [device.process_index for device in devices.mesh.devices.flat]
+    return [Held(**told[owner][chip]) for chip, owner in enumerate(owners)]
 
 
 def check_context(model: Model, context: int | None) -> int:

@@ -1,55 +1,28 @@
 """Fills operands from a checkpoint: each device gets its own slices, read once, and a receipt."""
 
-import resource
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from author.families.model import Model, View
 from kernels.q8 import Q8, concatenate, dequantise
 from kernels.table import pack
+from tp.bands import bands, put_together
 from tp.checkpoint import Checkpoint
 from tp.fitting import check_tensors
-from tp.launch import Devices
+from tp.launch import Devices, everywhere
 from tp.lower import partition
 from tp.operands import Operand
+from tp.receipt import Books, Held, Receipt
 from tp.slices import Padded, begins, block_of, cut, outputs_first, stored_ranges
 from tp.tables import host_table
 from tp.views import read_floats, read_q8
 
 Progress = Callable[[str, int, int], None]  # what, done, of
-
-
-@dataclass(kw_only=True)
-class Held:
-    """What one device was given; what all hold alike is read once, and not counted here."""
-
-    bytes_read: int = 0
-    bytes_held: int = 0
-    bytes_padding: int = 0
-
-
-@dataclass(kw_only=True)
-class Receipt:
-    """What a load read and where it went; bytes are counted at the file and on the devices."""
-
-    chips: list[Held]
-    seconds: float = 0.0
-    peak_host_bytes: int = 0
-    shared_bytes_read: int = 0
-    skipped: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def bytes_read(self) -> int:
-        """All bytes that were read from the checkpoint."""
-        return self.shared_bytes_read + sum(c.bytes_read for c in self.chips)
 
 
 def load(
@@ -66,13 +39,12 @@ def load(
     Raises CheckpointError, before anything reaches a device, where a tensor is missing, has
     another shape than the model says, or is not used.
     """
-    started = time.perf_counter()
     wanted = {k: o for k, o in operands.items() if o.role in ("weight", "table")}
     if model.tied:
         wanted.pop("Wout", None)
-    receipt = Receipt(chips=[Held() for _ in range(devices.chips)])
-    receipt.skipped = check_tensors(model, wanted, checkpoint)
-    filling = _Filling(model, checkpoint, devices, kernels, receipt)
+    books = Books(Receipt(chips=[Held() for _ in range(devices.chips)]), checkpoint)
+    books.receipt.skipped = check_tensors(model, wanted, checkpoint)
+    filling = _Filling(model, checkpoint, devices, kernels, books)
     weights: dict[str, Any] = {}
     with ThreadPoolExecutor(max_workers=4) as pool:
         for done, (key, array) in enumerate(pool.map(filling.fill, wanted.items()), start=1):
@@ -80,9 +52,7 @@ def load(
             progress(key, done, len(wanted))
     if model.tied and "Wout" in operands:
         weights["Wout"] = weights["Emb"]
-    receipt.seconds = time.perf_counter() - started
-    receipt.peak_host_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return weights, receipt
+    return weights, books.done()
 
 
 class _Filling:
@@ -94,14 +64,13 @@ class _Filling:
         checkpoint: Checkpoint,
         devices: Devices,
         kernels: str,
-        receipt: Receipt,
+        books: Books,
     ) -> None:
         self.model = model
         self.checkpoint = checkpoint
         self.devices = devices
         self.kernels = kernels
-        self.receipt = receipt
-        self.writing = Lock()
+        self.books = books
 
     def fill(self, item: tuple[str, Operand]) -> tuple[str, Any]:
         key, operand = item
@@ -118,41 +87,21 @@ class _Filling:
         return key, self.spread(operand, lambda chip: make(operand, views, chip))
 
     def spread(self, operand: Operand, local: Callable[[int], Any]) -> Any:
-        """One global array of what each chip holds; what all hold is read once."""
+        """One global array of what each chip holds; what all hold is read once a process."""
         sharding = NamedSharding(self.devices.mesh, partition(operand))
         if operand.layout is None:
-            before = self.checkpoint.bytes_read_here
-            whole = local(0)
-            self.note(range(self.devices.chips), whole, 0, shared=before)
-            return jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), whole)
+            with self.books.work_for_all():
+                whole = local(0)
+            self.books.given([chip for chip, _ in self.devices.here], whole)
+            return jax.tree.map(lambda leaf: everywhere(leaf, self.devices.mesh), whole)
         parts = []
-        for chip, device in enumerate(self.devices.mesh.devices.flat):
-            before = self.checkpoint.bytes_read_here
-            part = local(chip)
+        for chip, device in self.devices.here:
+            with self.books.work_for(chip):
+                part = local(chip)
+                parts.append(jax.device_put(part, device))
             padding = 1 - operand.layout.held(chip) / max(operand.layout.length, 1)
-            self.note([chip], part, padding, read=self.checkpoint.bytes_read_here - before)
-            parts.append(jax.device_put(part, device))
+            self.books.given([chip], part, padding)
         return jax.tree.map(lambda *leaves: _assembled(leaves, sharding), *parts)
-
-    def note(
-        self,
-        chips: Iterable[int],
-        part: Any,
-        padding: float,
-        *,
-        read: int = 0,
-        shared: int | None = None,
-    ) -> None:
-        """Enter into the receipt what chips were given; `padding` is a share of it."""
-        size = sum(leaf.nbytes for leaf in jax.tree.leaves(part))
-        with self.writing:
-            if shared is not None:
-                self.receipt.shared_bytes_read += self.checkpoint.bytes_read_here - shared
-            for chip in chips:
-                held = self.receipt.chips[chip]
-                held.bytes_read += read
-                held.bytes_held += size
-                held.bytes_padding += round(size * padding)
 
     def floats(self, operand: Operand, views: Sequence[View], chip: int) -> np.ndarray:
         """A float matrix as the language has it, inputs first."""
@@ -166,7 +115,23 @@ class _Filling:
 
     def quantised(self, operand: Operand, views: Sequence[View], chip: int) -> Any:
         outer, inner = stored_ranges(operand, chip)
-        block = block_of(operand)
+        block, inputs = block_of(operand), sum(width for *_, width in inner)
+        outputs = sum(width for *_, width in outer)
+        tiled = operand.stored != "heads" and not operand.experts
+
+        def packed(q: Q8) -> Any:
+            return pack(q, self.devices.platform, self.kernels, tiled=tiled)
+
+        made = (self.band(views, band, inner, block) for band in bands(outer, inputs))
+        if tiled:
+            return packed(put_together(made, outputs))
+        # In floats it is several times as large: never whole as both.
+        return put_together(map(packed, made), outputs)
+
+    def band(
+        self, views: Sequence[View], outer: list[Padded], inner: list[Padded], block: int
+    ) -> Q8:
+        """Some ranges of outputs, with every range of inputs."""
         parts = [self.columns(views, outer, *piece) for piece in inner]
         joined = concatenate(
             [
@@ -175,12 +140,7 @@ class _Filling:
             ],
             "inner",
         )
-        return pack(
-            joined.refine(min(block, joined.block)),
-            self.devices.platform,
-            self.kernels,
-            tiled=operand.stored != "heads" and not operand.experts,
-        )
+        return joined.refine(min(block, joined.block))
 
     def columns(
         self,
@@ -210,9 +170,8 @@ def load_tables(
     long: bool,
 ) -> dict[str, Any]:
     """The tables of a program on its devices, for short sequences or for long ones."""
-    sharding = NamedSharding(devices.mesh, PartitionSpec())
     return {
-        key: jax.device_put(read_table(model, checkpoint, operand, long=long), sharding)
+        key: everywhere(read_table(model, checkpoint, operand, long=long), devices.mesh)
         for key, operand in operands.items()
         if operand.role == "table"
     }

@@ -6,14 +6,9 @@ from typing import Any
 from author.share import Share, attention_heads, delta_heads, run_of
 from author.spec import Attention, Dense, GatedDelta, Layer
 from kernels.q8 import BLOCK
+from tp.columns import amount, table
 from tp.engine import Counts, Engine
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells in columns, the first row a heading, numbers to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ("  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(lines)
+from tp.receipt import peak_host_bytes
 
 
 def title(engine: Engine) -> str:
@@ -21,8 +16,10 @@ def title(engine: Engine) -> str:
     devices, spec = engine.decoder.devices, engine.source.model.spec
     kind = "simulated " if devices.simulated else ""
     chips = f"{devices.chips} {kind}chip{'s' if devices.chips > 1 else ''}"
+    processes = f" of {devices.processes} processes" if devices.processes > 1 else ""
     name = engine.source.path.name
-    return f"{name}: {len(spec.layers)} layers of width {spec.d} on {chips} ({devices.platform})"
+    where = f"{chips}{processes} ({devices.platform})"
+    return f"{name}: {len(spec.layers)} layers of width {spec.d} on {where}"
 
 
 def holdings(engine: Engine) -> str:
@@ -108,23 +105,30 @@ def _rate(tokens: int, seconds: float) -> str:
     return f"{tokens} token{'' if tokens == 1 else 's'} in {seconds:.2f} s{a_second}"
 
 
-def amount(size: int) -> str:
-    """Bytes for people."""
-    power = next((p for p in range(4) if size < 1000 ** (p + 1)), 4)
-    if power == 0:
-        return f"{size} B"
-    return f"{size / 1000**power:.1f} {('kB', 'MB', 'GB', 'TB')[power - 1]}"
+def process_json(engine: Engine) -> dict[str, Any]:
+    """What one process read, bytes and seconds; what all chips hold alike, each process reads."""
+    receipt, devices = engine.receipt, engine.decoder.devices
+    chips = [chip for chip, _ in devices.here]
+    return {
+        "chips": chips,
+        "seconds": receipt.seconds,
+        "peak_host_bytes": receipt.peak_host_bytes,
+        "peak_host_bytes_of_run": peak_host_bytes(),
+        "bytes_read": receipt.shared_bytes_read + sum(receipt.chips[c].bytes_read for c in chips),
+        "bytes_read_for_all": receipt.shared_bytes_read,
+    }
 
 
-def receipt_json(engine: Engine) -> dict[str, Any]:
-    """The receipt of a load, bytes and seconds."""
+def receipt_json(engine: Engine, processes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The receipt of a load, bytes and seconds: of the first process, all chips, and all read."""
     receipt = engine.receipt
     return {
         "model": str(engine.source.path),
         "platform": engine.decoder.devices.platform,
         "seconds": receipt.seconds,
         "peak_host_bytes": receipt.peak_host_bytes,
-        "bytes_read": receipt.bytes_read,
+        "peak_host_bytes_of_run": processes[0]["peak_host_bytes_of_run"],
+        "bytes_read": sum(process["bytes_read"] for process in processes),
         "bytes_read_for_all": receipt.shared_bytes_read,
         "chips": [
             {
@@ -132,8 +136,10 @@ def receipt_json(engine: Engine) -> dict[str, Any]:
                 "bytes_read": held.bytes_read,
                 "bytes_held": held.bytes_held,
                 "bytes_padding": held.bytes_padding,
+                "seconds": held.seconds,
             }
             for chip, held in enumerate(receipt.chips)
         ],
+        "processes": list(processes),
         "skipped": receipt.skipped,
     }

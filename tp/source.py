@@ -1,10 +1,10 @@
-"""Finds what a user named: the demo, a Hugging Face directory, a GGUF file; and describes it."""
+"""Finds what a user named (the demo, a directory, a GGUF file, a q8 store), and describes it."""
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from author.families.model import Model
+from author.families.model import Model, View
 from author.families.registry import from_config, from_gguf
 from tp.checkpoint import Checkpoint, open_checkpoint
 from tp.tokens import Tokenizer, TokenizerError
@@ -19,12 +19,16 @@ class SourceError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A model before its weights: its files, what it is, and how it spells, if it does."""
+    """A model before its weights: its files, what it is, and how it spells, if it does.
+
+    `described_by` are tensors that the description was read from, beside the config.
+    """
 
     path: Path
     checkpoint: Checkpoint
     model: Model
     tokenizer: Tokenizer | None
+    described_by: tuple[str, ...] = ()
 
     def spelling(self) -> Tokenizer:
         """The model's tokenizer; raises TokenizerError where it has none."""
@@ -45,20 +49,35 @@ def open_source(name: str) -> Source:
     """
     path = demo_path() if name == DEMO else _path(name)
     checkpoint = open_checkpoint(path)
-    shapes = {t.name: t.shape for t in checkpoint.tensors.values()}
+    small: list[str] = []
+
+    def numbers(tensor: str) -> list[float]:
+        small.append(tensor)
+        return checkpoint.read(tensor).ravel().tolist()
+
+    tokenizer: Tokenizer | None = None
     if checkpoint.format == "gguf":
-        model = from_gguf(
-            checkpoint.config,
-            shapes,
-            path.name,
-            lambda tensor: checkpoint.read(tensor).ravel().tolist(),
-        )
+        model = from_gguf(checkpoint.config, checkpoint.described, path.name, numbers)
         tokenizer = Tokenizer.from_gguf(checkpoint.config, where=path.name)
-        return Source(path=path, checkpoint=checkpoint, model=model, tokenizer=tokenizer)
-    model = from_config(checkpoint.config, "config.json", shapes)
-    has_tokenizer = (path / "tokenizer.json").exists()
-    tokenizer = Tokenizer.from_directory(path) if has_tokenizer else None
-    return Source(path=path, checkpoint=checkpoint, model=model, tokenizer=tokenizer)
+    else:
+        model = from_config(checkpoint.config, "config.json", checkpoint.described)
+        if (path / "tokenizer.json").exists():
+            tokenizer = Tokenizer.from_directory(path)
+    if checkpoint.is_store:
+        model = _in_store(model)
+    return Source(
+        path=path,
+        checkpoint=checkpoint,
+        model=model,
+        tokenizer=tokenizer,
+        described_by=tuple(small),
+    )
+
+
+def _in_store(model: Model) -> Model:
+    """The model whose matrices stand under their own names, as a store has them."""
+    views = {name: (View(tensor=str(name)),) for name in model.views}
+    return replace(model, views=views, numbers={})
 
 
 def _path(name: str) -> Path:

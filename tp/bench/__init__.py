@@ -1,0 +1,1 @@
+"""Measures a model beside other programs, in turns: each contender is a process of its own."""
