@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from kernels.native.chain import Chain
+from kernels.native.chain import INEXACT, Chain
 from kernels.native.library import levels, use_level, use_threads, why_not
 from kernels.native.packed import Packed, packed
 from kernels.q8 import dequantise, quantise
@@ -22,9 +22,7 @@ needs_native = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 TRACED = ("position", "row")
 ULP = 2.0**-24  # what rounding to float32 may change, relatively
 
-FEW_ROWS = 4  # up to so many are multiplied in 24 bits, more in 16
-LARGEST_OF_FEW = 127 * 2**16
-LARGEST_OF_MANY = 127 * 2**8
+LARGEST_24, LARGEST_16 = 127 * 2**16, 127 * 2**8  # what a block's largest is rounded to
 
 
 def weight(outputs: int, n: int, seed: int = 0) -> tuple[Packed, np.ndarray]:
@@ -55,6 +53,7 @@ def ran(
     *,
     rows: int | None = None,
     count: int | None = None,
+    inexact: int = INEXACT,
 ) -> dict[str, np.ndarray]:
     """One operation as a chain of its own, at each level; positions and counts are traced.
 
@@ -66,7 +65,7 @@ def ran(
     rows = len(arrays[0]) if rows is None else rows
 
     def step(arrays: Any, traced: Any, count: Any) -> Any:
-        chain = Chain(rows=rows, count=count)
+        chain = Chain(rows=rows, count=count, inexact=inexact)
         return chain.close([chain.add(operation, *arrays, **traced, **fixed)])[0]
 
     counted = None if count is None else jnp.int32(count)
@@ -132,13 +131,13 @@ def _worst(off: np.ndarray, tolerance: np.ndarray) -> str:
     return f"at {[int(i) for i in at]} by {off[at]}, wanted at most {wanted}"
 
 
-def slack(x: np.ndarray, values: np.ndarray) -> np.ndarray:
+def slack(x: np.ndarray, values: np.ndarray, *, inexact: int = INEXACT) -> np.ndarray:
     """How far the products of `x` with `values` `[outputs, n]` may be from the exact ones.
 
     Activations are rounded to half a step of their block of 32, a step being the block's largest
     over the largest integer; the integers' products are exact; blocks are summed in float32.
     """
-    largest = LARGEST_OF_FEW if len(x) <= FEW_ROWS else LARGEST_OF_MANY
+    largest = LARGEST_24 if len(x) < inexact else LARGEST_16
     a, w = _blocks(x), _blocks(values)
     step = 0.5 / largest + 1.5 * ULP
     rounding = step * np.abs(a).max(-1) @ np.abs(w).sum(-1).T
@@ -149,6 +148,7 @@ def slack(x: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 def _blocks(matrix: np.ndarray) -> np.ndarray:
     rows, n = matrix.shape
-    padded = np.zeros((rows, -(-n // 32) * 32))
-    padded[:, :n] = matrix
-    return padded.reshape(rows, -1, 32)
+    blocks = -(-n // 32)
+    return np.pad(matrix.astype(np.float64), ((0, 0), (0, 32 * blocks - n))).reshape(
+        rows, blocks, 32
+    )

@@ -304,15 +304,17 @@ def _shown(browser: Browser, chip: int) -> list[str]:
     return browser.ask(LINES)
 
 
-def links(browser: Browser, facts: dict[str, Any]) -> Iterator[str]:
-    """A matrix that is pointed at lights up its statements, a clicked statement its matrices."""
+def links(browser: Browser) -> Iterator[str]:
+    """A matrix lights up its statements, pointed at or clicked; a statement its matrices."""
     lines, shown = browser.ask(LINES), [tile["key"] for tile in browser.ask(TILES)]
-    lit = "[...document.querySelectorAll('.line.hit')].map(line => line.innerText)"
     for key in shown:
-        browser.point(*place(browser, f'.tile[data-key="{key}"] b'))
-        found, wanted = browser.ask(lit), [line for line in lines if key in named(line)]
-        if found != wanted:
-            yield f"{key} lights up {found}, wanted {wanted}"
+        wanted = [line for line in lines if key in named(line)]
+        at = place(browser, f'.tile[data-key="{key}"] b')
+        for look, move in (("hit", browser.point), ("used", browser.click)):
+            move(*at)
+            found = browser.ask(LINES.replace(".line", f".line.{look}"))
+            if found != wanted:
+                yield f"{key} has {look} {found}, wanted {wanted}"
     used = "[...document.querySelectorAll('.tile.used')].map(tile => tile.dataset.key)"
     for number, line in enumerate(lines):
         browser.ask(f"document.querySelectorAll('.line')[{number}].click()")

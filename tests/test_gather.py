@@ -14,7 +14,7 @@ from tp.channel import Channel
 from tp.door import free_port
 from tp.gather import PROTOCOL, GatherError, Place, gather
 
-LIMIT = 2.0  # seconds, of those that are to end by it
+LIMIT = 1.0  # seconds, of those that are to end by it
 
 
 def places(processes, port=None, **options):
@@ -92,7 +92,7 @@ def test_who_does_not_come_is_named():
     wanted = places(4)
     with meeting(wanted[0], wanted[2]) as found:
         for said in refusals(found, wanted[0], "0, 2"):
-            assert "1, 3 did not come within 2 s" in said
+            assert "1, 3 did not come within 1 s" in said
 
 
 @pytest.mark.parametrize("twice", [0, 1])

@@ -113,7 +113,7 @@ def test_scores_of_very_unlike_size_in_the_spans_of_a_long_context():
 
 @pytest.mark.parametrize("options", ["plain", "all", "chunks of 5"])
 def test_causal_attention(options):
-    for rows, count in ((1, 1), (19, 19), (19, 4), (70, 65)):
+    for rows, count in ((1, 1), (19, 19), (19, 4), (70, 65), (19, 0)):
         arrays, words = attention_case("9 heads of 3 groups", rows, 80, OPTIONS[options], count + 2)
         arrays[0][count:] = NAN
         words["position"] = 3

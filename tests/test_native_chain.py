@@ -7,7 +7,7 @@ import pytest
 
 from kernels.arrays import Declined
 from kernels.native import chain as chains
-from kernels.native.chain import Chain
+from kernels.native.chain import INEXACT, Chain
 from kernels.q8 import quantise
 from tests import oracle
 from tests.kernel_cases import normal, on_device
@@ -79,7 +79,7 @@ def test_values_from_the_middle_are_given_too():
     (w, values), (v, others), x = weight(70, 40), weight(70, 40, seed=1), normal(3, 40)
 
     def step(x, w, v):
-        chain = Chain(rows=3)
+        chain = Chain(rows=3, inexact=INEXACT)
         gate, up = chain.add("matmul", x, w), chain.add("matmul", x, v)
         out = chain.add("swiglu", gate, up)
         return chain.close([out, up, out])
@@ -178,6 +178,7 @@ def declined_cases():
     yield "set_rows", (np.int32(CACHE), normal(2, 4)), {"row": 1}, "takes float32, not int32"
     yield "set_rows", (CACHE[:0], normal(2, 4)), {"row": 1}, "nothing to read"
     yield "causal_attention", (q, CACHE, CACHE), {**CAUSAL, "count": 1}, "a count of rows of its"
+    yield "causal_attention", (q, CACHE, np.float16(CACHE)), CAUSAL, "keys of float32 and values"
     yield "causal_attention", (q, CACHE, CACHE), {**CAUSAL, "cap": 0.0}, "a cap of 0.0"
     yield "scaled", (x,), {"factor": jnp.float32(2)}, "a number that is not known before"
     yield "plus", (x, normal(2, 7)), {}, "rows of 8 and 7"

@@ -216,7 +216,7 @@ def test_what_a_page_is_made_of_is_shipped() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     patterns = declared["package-data"]["tp.picture"]
     files = [p.name for p in (ROOT / "tp" / "picture").iterdir() if p.suffix not in (".py", ".pyc")]
-    kept = {"page.html", "page.css", "page.js", "text.js", "matrices.js", "charts.js"}
+    kept = {"page.html", "page.css", "page.js", "text.js", "matrices.js", "charts.js", "layers.js"}
     assert kept == set(files) - {"__pycache__"}
     assert [name for name in kept if not any(fnmatch(name, p) for p in patterns)] == []
 

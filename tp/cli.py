@@ -1,4 +1,4 @@
-"""The command `anyfold`: run, chat, logits, bench, convert, inspect, author, read."""
+"""The command `anyfold`: run, chat, logits, check, bench, convert, inspect, author, read."""
 
 import argparse
 import os
@@ -7,7 +7,14 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tp import bench_command, commands, convert_command, inspect_command, launch_command
+from tp import (
+    bench_command,
+    check_command,
+    commands,
+    convert_command,
+    inspect_command,
+    launch_command,
+)
 from tp.commands import UsageError, say
 from tp.gather import HostsError
 from tp.hosts import OUR_FAULT
@@ -25,6 +32,7 @@ RAISED = {
     "tp.store_journal": "StoreError",
     "tp.tokens": "TokenizerError",
     "tp.bench.contender": "BenchError",
+    "tp.check.transformers_model": "OtherError",
 }
 
 
@@ -34,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         args = _parsed(arguments)
         with together(args, _told) as args.hosts:
-            args.command(args)
+            status = args.command(args) or 0
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         status, why = _told(error)
@@ -46,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             say(f"anyfold: {why}")
         return status
-    return 0
+    return status
 
 
 def _told(error: BaseException) -> tuple[int, str | None]:
@@ -130,8 +138,9 @@ def _parser() -> argparse.ArgumentParser:
     _run_parser(subparsers)
     _chat_parser(subparsers)
     _logits_parser(subparsers)
+    _check_parser(subparsers)
     _bench_parser(subparsers)
-    _convert_parser(subparsers)
+    convert_command.add_parser(subparsers)
     _inspect_parser(subparsers)
     launch_command.add_parser(subparsers)
     _author_parser(subparsers)
@@ -145,6 +154,7 @@ def _run_parser(subparsers: Any) -> None:
     run.add_argument("model", metavar="MODEL", help=MODEL)
     run.add_argument("prompt", metavar="PROMPT", nargs="?", help="`-` or a pipe: standard input")
     _device_options(run)
+    _kernel_options(run)
     add_options(run)
     _sampling_options(run)
     run.add_argument("--chat", action="store_true", help="one turn, with the chat template")
@@ -159,6 +169,7 @@ def _chat_parser(subparsers: Any) -> None:
     chat.set_defaults(command=commands.chat)
     chat.add_argument("model", metavar="MODEL", help=MODEL)
     _device_options(chat)
+    _kernel_options(chat)
     add_options(chat)
     _sampling_options(chat)
 
@@ -180,7 +191,21 @@ def _logits_parser(subparsers: Any) -> None:
         help="chunks of the prompt, one token at a time, or the texts interpreted",
     )
     _device_options(logits)
+    _kernel_options(logits)
     add_options(logits)
+
+
+def _check_parser(subparsers: Any) -> None:
+    check = check_command.add_parser(subparsers)
+    check.add_argument("model", metavar="MODEL", help=MODEL)
+    _context_option(check)
+    check.add_argument(
+        "--ids", type=_ids, action="append", metavar='"1 2 3"', help="a prompt of token ids"
+    )
+    tokens = _number("tokens", least=1)
+    check.add_argument(
+        "--tokens", type=tokens, metavar="N", help="how long built-in prompts are (default: 24)"
+    )
 
 
 def _bench_parser(subparsers: Any) -> None:
@@ -220,25 +245,6 @@ def _bench_parser(subparsers: Any) -> None:
             f"--{rival}-python", metavar="PYTHON", help="a Python that has it (default: this one)"
         )
     bench.add_argument("--json", action="store_true", help="print JSON instead of a table")
-
-
-def _convert_parser(subparsers: Any) -> None:
-    convert = subparsers.add_parser(
-        "convert",
-        help="keep a model quantised, to load it sooner",
-        description="Write a model as a q8 store, which is a MODEL too. Stopped, it goes on from "
-        "there when it is run again.",
-    )
-    convert.set_defaults(command=convert_command.convert)
-    convert.add_argument("model", metavar="MODEL", nargs="?", help=MODEL)
-    convert.add_argument("out", metavar="OUT", nargs="?", help="a directory to make")
-    convert.add_argument(
-        "--shard-size",
-        type=convert_command.shard_size,
-        metavar="SIZE",
-        help="about how large each file may get (default: 1GB)",
-    )
-    convert.add_argument("--verify", metavar="OUT", help="re-read a store by its digests instead")
 
 
 def _inspect_parser(subparsers: Any) -> None:
@@ -327,6 +333,18 @@ def _context_option(parser: argparse.ArgumentParser) -> None:
         type=_number("tokens", least=1),
         metavar="N",
         help="how many tokens a sequence may have",
+    )
+
+
+def _kernel_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--kernels",
+        choices=("auto", "native", "xla", "reference"),
+        default="auto",
+        help="what computes the statements: the fastest that can, or only these",
+    )
+    parser.add_argument(
+        "--cache", choices=("f32", "f16"), default="f32", help="numbers of caches (default: f32)"
     )
 
 

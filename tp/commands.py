@@ -159,7 +159,13 @@ def _loaded(source: Any, args: argparse.Namespace) -> Any:
     progress = _Progress()
     try:
         return load_source(
-            source, chips=args.chips, context=args.ctx, progress=progress, hosts=args.hosts
+            source,
+            chips=args.chips,
+            context=args.ctx,
+            kernels=args.kernels,
+            cache=args.cache,
+            progress=progress,
+            hosts=args.hosts,
         )
     finally:
         progress.clear()

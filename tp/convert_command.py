@@ -4,11 +4,32 @@ import argparse
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from tp.columns import amount
 from tp.commands import UsageError, say
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command to the command line."""
+    parser = subparsers.add_parser(
+        "convert",
+        help="keep a model quantised, to load it sooner",
+        description="Write a model as a q8 store, which is a MODEL too. Stopped, it goes on from "
+        "there when it is run again.",
+    )
+    parser.set_defaults(command=convert)
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="what is to be converted")
+    parser.add_argument("out", metavar="OUT", nargs="?", help="a directory to make")
+    parser.add_argument(
+        "--shard-size",
+        type=shard_size,
+        metavar="SIZE",
+        help="about how large each file may get (default: 1GB)",
+    )
+    parser.add_argument("--verify", metavar="OUT", help="re-read a store by its digests instead")
 
 
 def convert(args: argparse.Namespace) -> None:
@@ -20,7 +41,7 @@ def convert(args: argparse.Namespace) -> None:
         return
     if args.out is None:
         raise UsageError("convert wants MODEL and OUT, or --verify OUT")
-    _convert(args.model, Path(args.out).expanduser(), args.shard_size)
+    _convert(args.model, Path(args.out), args.shard_size)
 
 
 def _convert(model: str, out: Path, shard_size: int | None) -> None:

@@ -54,7 +54,8 @@ def check_ids(ids: Sequence[int], *, vocabulary: int, context: int, position: in
 class Decoder:
     """Steps of one model on its chips, compiled as they are asked for.
 
-    `weights` are the arrays of the loader; `context` the rows of each cache. Where a model turns
+    `weights` are the arrays of the loader; `context` the rows of each cache, whose numbers are
+    `cache` (`f32` or `f16`). Where a model turns
     by other frequencies once a sequence is longer than `model.short_length`, `long_tables` are
     its tables for those, and a sequence that grows past it is to be read again from its start.
     """
@@ -65,6 +66,7 @@ class Decoder:
     weights: Arrays = field(default_factory=dict)
     long_tables: Arrays = field(default_factory=dict)
     kernels: str = "auto"
+    cache: str = "f32"
     chunks: Sequence[int] = CHUNKS
     _steps: dict[Any, Any] = field(default_factory=dict)
 
@@ -95,9 +97,7 @@ class Decoder:
         rolled = roll(self.authored(kind, args))
         if rows is not None:
             rolled = stretch(rolled, rows)
-        return lower(
-            rolled, platform=self.devices.platform, kernels=self.kernels, outputs=outputs
-        )
+        return lower(rolled, platform=self.devices.platform, kernels=self.kernels, outputs=outputs)
 
     def _step(self, key: tuple[Any, ...], make: Any) -> Any:
         if key not in self._steps:
@@ -127,7 +127,7 @@ class Decoder:
     @cached_property
     def _shapes(self) -> Arrays:
         """Caches and states of one sequence by shape and place alone."""
-        return shapes(self.decode.states, self.devices.mesh)
+        return shapes(self.decode.states, self.devices.mesh, self.cache)
 
     # --- Short and long sequences
 
@@ -166,13 +166,17 @@ class Decoder:
 
     def fresh(self) -> Arrays:
         """Empty caches and states of one sequence."""
-        make = self._step(("fresh",), lambda: zeros(self.decode.states, self.devices.mesh))
+        make = self._step(
+            ("fresh",), lambda: zeros(self.decode.states, self.devices.mesh, self.cache)
+        )
         return make()
 
     def fresh_batch(self, sequences: int) -> Arrays:
         """Empty caches and states of several sequences, one a leading row."""
         states = self._batch(sequences)[0].states
-        make = self._step(("fresh", sequences), lambda: zeros(states, self.devices.mesh))
+        make = self._step(
+            ("fresh", sequences), lambda: zeros(states, self.devices.mesh, self.cache)
+        )
         return make()
 
     def insert(self, batch: Arrays, slot: int, one: Arrays) -> Arrays:

@@ -145,15 +145,21 @@ def _serve(listener: socket.socket, answer: Callable[[socket.socket], None]) -> 
     Thread(target=accept, daemon=True).start()
 
 
-def _relay(one: socket.socket, other: socket.socket) -> None:
-    """Carry bytes both ways; an end that breaks is not told to the other, which stays open."""
+def _relay(away: socket.socket, towards: socket.socket) -> None:
+    """Carry bytes between a process and JAX's coordinator, which waits for all to part from it.
+
+    So an end is told towards the coordinator. Away from it none is: that side stays open.
+    """
 
     def carry(source: socket.socket, to: socket.socket) -> None:
         taken = True
         while data := _received(source):
             taken = taken and _taken(to, data)
+        if to is towards:
+            with suppress(OSError):
+                to.shutdown(socket.SHUT_RDWR)
 
-    for ends in ((one, other), (other, one)):
+    for ends in ((away, towards), (towards, away)):
         Thread(target=carry, args=ends, daemon=True).start()
 
 

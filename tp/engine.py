@@ -9,6 +9,8 @@ import numpy as np
 from jaxtyping import Float32
 
 from author.families.model import Model
+from kernels.native.library import why_not
+from kernels.table import NATIVE
 from tp import identity, launch
 from tp.decoder import ContextError, Decoder, check_ids
 from tp.hosts import Alone
@@ -30,16 +32,21 @@ def load(
     chips: int | None = None,
     context: int | None = None,
     kernels: str = "auto",
+    cache: str = "f32",
     progress: Progress = lambda what, done, of: None,
 ) -> "Engine":
-    """A model on its chips: `name` is `demo`, a Hugging Face directory or a `.gguf` file.
+    """A model on its chips: `name` is `demo`, a directory, a `.gguf` file or a q8 store.
 
     `chips` defaults to the accelerators there are, or one; on a CPU any number is simulated.
     `context` is how many tokens a sequence may have: by default what the model was made for,
-    2048 at the most. Raises one error that says what was found and what would do.
+    2048 at the most. `kernels` are `auto`, or only those named `native`, `xla` or `reference`;
+    `cache` is what caches hold, `f32` or `f16`. Raises one error that says what was found and
+    what would do.
     """
     source = open_source(name)
-    return load_source(source, chips=chips, context=context, kernels=kernels, progress=progress)
+    return load_source(
+        source, chips=chips, context=context, kernels=kernels, cache=cache, progress=progress
+    )
 
 
 def load_source(
@@ -48,6 +55,7 @@ def load_source(
     chips: int | None = None,
     context: int | None = None,
     kernels: str = "auto",
+    cache: str = "f32",
     progress: Progress = lambda what, done, of: None,
     hosts: Alone | None = None,
 ) -> "Engine":
@@ -56,12 +64,16 @@ def load_source(
     Raises DifferError, before it reads weights, where these would not run the same.
     """
     hosts = Alone() if hosts is None else hosts
+    missing = why_not() if kernels == NATIVE else None
+    if missing is not None:
+        raise launch.LaunchError(f"native kernels were asked for: {missing}")
     context = check_context(source.model, context)
     decoder = Decoder(
         model=source.model,
         devices=launch.devices(chips, hosts),
         context=context,
         kernels=kernels,
+        cache=cache,
     )
     if hosts.processes > 1:
         hosts.agree(identity.facts(decoder, source.checkpoint))

@@ -184,11 +184,10 @@ def _receive(place: Place) -> Gathered:
 def _wait_for_all(guests: _Guests, door: Door) -> None:
     place = guests.place
     deadline = time.monotonic() + place.timeout
-    while missing := guests.missing():
+    while guests.missing():
         left = deadline - time.monotonic()
         if left <= 0:
-            names = ", ".join(map(str, missing))
-            raise guests.refuse(f"{names} did not come within {place.timeout:g} s")
+            raise guests.refuse(_missed(place, guests.members))
         try:
             greeting, channel = door.arrivals.get(timeout=min(left, 0.5))
         except queue.Empty:
@@ -200,6 +199,11 @@ def _wait_for_all(guests: _Guests, door: Door) -> None:
         guests.members[member.process] = member
         guests.channels[member.process] = channel
         guests.tell(seen=sorted(guests.members))
+
+
+def _missed(place: Place, seen: Iterable[int]) -> str:
+    missing = sorted(set(range(place.processes)) - set(seen))
+    return f"{', '.join(map(str, missing))} did not come within {place.timeout:g} s"
 
 
 def _no_door(place: Place, error: DoorError) -> GatherError:
@@ -225,7 +229,6 @@ def _join(place: Place) -> Gathered:
     connection = _connected(place, deadline)
     channel = Channel(connection)
     seen: list[int] = []
-    why = f"not all came within {place.timeout:g} s"
     try:
         channel.send(**_greeting(place))
         while (message := channel.receive(deadline - time.monotonic())) is not None:
@@ -244,7 +247,8 @@ def _join(place: Place) -> Gathered:
         else:
             why = "process 0 has gone" if seen else "something listens there that is not anyfold"
     except TimeoutError:
-        why = why if seen else "something listens there and says nothing: is it process 0?"
+        silent = "something listens there and says nothing: is it process 0?"
+        why = _missed(place, seen) if seen else silent
     except OSError as error:
         why = f"the connection broke ({error.strerror})"
     channel.close()

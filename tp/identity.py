@@ -29,6 +29,7 @@ def facts(decoder: Decoder, checkpoint: Checkpoint) -> dict[str, str]:
         "jax": f"{jax.__version__} with jaxlib {_version('jaxlib')}",
         "the platform": decoder.devices.platform,
         "the kernels": f"{decoder.kernels}, {'native' if why_not() is None else 'none native'}",
+        "the caches": f"{decoder.context} rows of {decoder.cache}",
         "the program": _digest([program.text.encode()]),
         "the manifest": _digest([json.dumps(manifest).encode()]),
         "the weights": weights_identity(checkpoint),

@@ -99,7 +99,7 @@ def devices(chips: int | None = None, hosts: Alone | None = None) -> Devices:
     if isinstance(hosts, Hosts):
         return _devices_of_all(chips, hosts)
     started = not _prepare_cpu(chips or 1)
-    found = jax.devices()
+    found = jax.local_devices()  # alone among several processes, with its own
     platform = found[0].platform
     wanted = (len(found) if platform != "cpu" else 1) if chips is None else chips
     if wanted > len(found):

@@ -13,7 +13,7 @@ from tp.door import LOOPBACK, free_port
 from tp.supervise import Start, supervise
 
 ROOT = Path(__file__).parent.parent
-COMMANDS = ("run", "chat", "logits")  # that several processes can run
+COMMANDS = ("run", "chat", "logits", "check")  # that several processes can run
 OURS = ("--hosts", "--coordinator", "--processes", "--process", "--chips-here", "--until-eof")
 
 

@@ -11,9 +11,10 @@ from author.program import ProgramError, changed, read_by
 from author.statements import Join, Let, Matmul, Plus
 from tp.interpret import operation
 from tp.operands import Operand, canonical, operands, tensors
+from tp.plan import CHIP as CHIP
+from tp.plan import Arrays, Plan, Taken, key_of
 from tp.rolled import Item, Loop, Once, Rolled
-from tp.trace import CHIP as CHIP
-from tp.trace import Arrays, Plan, Taken, key_of, traced
+from tp.trace import traced
 from tp.unroll import unroll_layers
 
 

@@ -9,6 +9,7 @@ from kernels.q8 import BLOCK
 from tp.columns import amount, table
 from tp.engine import Counts, Engine
 from tp.receipt import peak_host_bytes
+from tp.step import shapes
 
 
 def title(engine: Engine) -> str:
@@ -88,7 +89,12 @@ def _says_something(rows: list[Sequence[str]], column: int) -> bool:
 
 def _cache_bytes(engine: Engine) -> int:
     """The caches and states of one chip, at the full context."""
-    return sum(4 * o.local[0] * o.local[1] for o in engine.decoder.decode.states.values())
+    decoder = engine.decoder
+    made = shapes(decoder.decode.states, decoder.devices.mesh, decoder.cache)
+    return sum(
+        o.local[0] * o.local[1] * made[key].dtype.itemsize
+        for key, o in decoder.decode.states.items()
+    )
 
 
 def speed(counts: Counts) -> str:

@@ -42,21 +42,25 @@ def whole_step(lowered: Lowered, mesh: Mesh, outputs: tuple[str, ...]):
     return compiled(lowered, mesh, body)
 
 
-def shapes(states: Mapping[str, Operand], mesh: Mesh) -> Arrays:
+# What a cache may hold, by the name a user gives it; states are float32.
+CACHES = {"f32": jnp.float32, "f16": jnp.float16}
+
+
+def shapes(states: Mapping[str, Operand], mesh: Mesh, cache: str = "f32") -> Arrays:
     """What caches and states look like, with none there."""
     return {
         key: jax.ShapeDtypeStruct(
             global_shape(operand, mesh),
-            jnp.float32,
+            CACHES[cache] if operand.role == "cache" else jnp.float32,
             sharding=NamedSharding(mesh, partition(operand)),
         )
         for key, operand in states.items()
     }
 
 
-def zeros(states: Mapping[str, Operand], mesh: Mesh) -> Callable[[], Arrays]:
+def zeros(states: Mapping[str, Operand], mesh: Mesh, cache: str = "f32") -> Callable[[], Arrays]:
     """What makes fresh caches and states, each chip's slice on its own device."""
-    like = shapes(states, mesh)
+    like = shapes(states, mesh, cache)
 
     def make() -> Arrays:
         return {key: jnp.zeros(s.shape, s.dtype) for key, s in like.items()}

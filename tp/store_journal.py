@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +94,7 @@ def resumed(old: Journal | None, new: Journal, out: Path) -> Journal:
             f"{out}: was begun by another version of anyfold, which cut it otherwise; remove {out} "
             "and convert again"
         )
-    return Journal(
-        **{**vars(new), "shards": old.shards, "begun": old.begun},
-    )
+    return replace(new, shards=old.shards, begun=old.begun)
 
 
 def _strange(out: Path) -> StoreError:
@@ -129,7 +127,7 @@ def identity_of(source: Source, known: Mapping[str, Stamp], progress: Progress) 
             stamp = Stamp(bytes=size, sha256=hashed(file).hexdigest(), changed=changed)
         found[name] = stamp
         done += size
-        progress("of the source", done, total)
+        progress("digests of the source", done, total)
     return found
 
 

@@ -1,7 +1,7 @@
 """One trace of a step: statements become arrays, or parts of a chain of the compiled kernels."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -30,47 +30,10 @@ from kernels import table
 from kernels.arrays import Declined
 from kernels.native.chain import INEXACT, INEXACT_BATCH, Chain, Value
 from tp.interpret import arguments, is_token, operation
-from tp.operands import Operand, canonical
+from tp.operands import canonical
+from tp.plan import CHIP, Arrays, Flat, Plan, Taken, key_of
 from tp.rolled import Along, Each, runs
 from tp.stretch import stacked
-
-CHIP = "chip"
-
-Arrays = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Taken:
-    """The path that a statement took; those of one chain are one call of the compiled kernels."""
-
-    statement: Statement
-    path: str
-    declined: Mapping[str, str]
-    chain: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What is known of a program before it is traced, and which paths a trace took."""
-
-    wanted: Mapping[str, Operand]
-    held: Mapping[str, tuple[int, ...]]
-    read_last: Mapping[str, int]
-    outputs: Collection[str] | None
-    states: frozenset[str]
-    platform: str
-    kernels: str
-    taken: list[Taken]
-
-    @property
-    def native(self) -> bool:
-        """Whether statements may go into chains."""
-        return self.platform == "cpu" and self.kernels in ("auto", table.NATIVE)
-
-
-def key_of(name: Name) -> str:
-    """Where a name lives while a step is traced, the same for every chip and every sequence."""
-    return str(name)
 
 
 def _batched(name: Name) -> bool:
@@ -91,15 +54,16 @@ def _largest(number: Any) -> Any:
     return number.largest if isinstance(number, Each) else number
 
 
-Flat = tuple[tuple[Statement, int | None], ...]
+# Operations that write rows into a cache, in its own numbers.
+WRITES = ("set_row", "set_rows")
+
+
+def _is_half(array: Any) -> bool:
+    return getattr(array, "dtype", None) == jnp.float16
 
 
 def traced(plan: Plan, flat: Flat, given: Arrays, inputs: Arrays) -> Arrays:
-    """The names that are wanted of a step, from those that are given.
-
-    `flat` are its statements in order, each with how many sequences it stands for, if it stands for
-    each.
-    """
+    """The names that are wanted of a step, from those that are given."""
     plan.taken.clear()
     trace = _Trace(plan, given, inputs)
     for at, (statement, batch) in enumerate(flat):
@@ -167,6 +131,11 @@ class _Trace:
             self.settle()
         return self.env[key_of(name)]
 
+    def floats(self, name: Name) -> Any:
+        """The same in float32, whatever a cache holds."""
+        array = self.array(name)
+        return array.astype(jnp.float32) if _is_half(array) else array
+
     def settle(self) -> None:
         """Close the chain: of what it computes, keep what is still to be read."""
         if self.chain is None:
@@ -218,7 +187,10 @@ class _Trace:
             return self.chained(name, *(self.env[key_of(n)] for n in names), **words)
         except Declined as declined:
             why = {table.NATIVE: str(declined)}
-        return self.paths(name, why)(*map(self.array, names), **words)
+        if name in WRITES:
+            matrix, x = map(self.array, names)
+            return self.paths(name, why)(matrix, x.astype(matrix.dtype), **words)
+        return self.paths(name, why)(*map(self.floats, names), **words)
 
     def paths(self, name: str, declined: Mapping[str, str]) -> Callable[..., Any]:
         """An operation by the first path, but for chains, that takes what it is called with."""
@@ -247,7 +219,8 @@ class _Trace:
         except Declined as declined:
             call = self.paths("set_row", {table.NATIVE: str(declined)})
         matrix, x = map(self.array, names)
-        return jax.vmap(lambda m, x, row: call(m, x, row=row))(matrix, x, row)
+        write = jax.vmap(lambda m, x, row: call(m, x, row=row))
+        return write(matrix, x.astype(matrix.dtype), row)
 
     def row(self, form: Row, batch: int | None) -> Any:
         if isinstance(form.row, Along):
@@ -313,7 +286,7 @@ class _Trace:
             )
         except Declined as declined:
             call = self.paths(operation(form), {table.NATIVE: str(declined)})
-        arrays = [self.array(n) for n in names]
+        arrays = [self.floats(n) for n in names]
         if isinstance(form, Matmul) and not self.quantised(form.w):
             arrays[1] = _outputs_first(arrays[1], keywords.get("heads"))
         scalars = {k: self.array(n) for k, n in named.items()}

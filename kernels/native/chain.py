@@ -113,7 +113,9 @@ def _set_rows(chain: Chain, matrix: Any, x: Any, *, row: Any, count: Any = None)
         chain.shapes[number] = (0, 0)
         chain.changed[number] = given.value
         varying |= here | there
-        written = Value(call=chain, number=number, shape=matrix.shape, varying=varying)
+        written = Value(
+            call=chain, number=number, shape=matrix.shape, varying=varying, dtype=matrix.dtype
+        )
     chain.varies[written.number] = written.varying
     chain.steps.append(Step(Kind.WRITE, (Read(written.number), rows, at)))
     return written
@@ -140,6 +142,8 @@ def _attention(
     if cap is not None and cap <= 0:
         raise Declined(f"a cap of {cap}")
     row, (rows, cols), here, batched = chain.rows_of(q)
+    if k.dtype != v.dtype:
+        raise Declined(f"keys of {k.dtype} and values of {v.dtype}")
     keys, varying = chain.cache(k)
     values, there = chain.cache(v)
     at, where = chain.positions(k.shape[-2] if position is None else position, rows, batched)

@@ -13,7 +13,8 @@ function keyOf(matrix, layer) {
 const along = (matrix) => (matrix.axis === "rows" ? 0 : 1);
 const axisOf = (matrix) => (matrix.axis === "rows" ? "rows" : "columns");
 const extent = (matrix) => matrix.whole[along(matrix)] / matrix.blocks;
-const holders = (matrix) => matrix.ranges.flatMap((ranges, chip) => (ranges.length > 0 ? [chip] : []));
+const holders = (matrix) =>
+  matrix.ranges.flatMap((ranges, chip) => (ranges.length > 0 ? [chip] : []));
 
 // The stretches of the axis between any two cuts, each with the chips that hold it.
 function stretches(matrix) {
@@ -21,8 +22,9 @@ function stretches(matrix) {
   const edges = [...new Set(cuts)].sort((a, b) => a - b);
   const holding = (at) => matrix.ranges.flatMap((ranges, chip) =>
     (ranges.some(([start, length]) => start <= at && at < start + length) ? [chip] : []));
-  return edges.slice(0, -1).map((start, i) =>
-    ({start, length: edges[i + 1] - start, chips: holding(start)})).filter((s) => s.chips.length > 0);
+  return edges.slice(0, -1)
+    .map((start, i) => ({start, length: edges[i + 1] - start, chips: holding(start)}))
+    .filter((stretch) => stretch.chips.length > 0);
 }
 
 // --- Sizes
@@ -49,6 +51,9 @@ function sizeOf(matrix) {
 const rect = (kind, [y, x], [height, width], rest = "") =>
   `<rect class="${kind}" x="${x}" y="${y}" width="${width}" height="${height}"${rest}/>`;
 
+const piece = (look, place, size, chip) =>
+  rect(`${look} of c${chip}`, place, size, ` data-chip="${chip}"`);
+
 function drawn(matrix) {
   const [height, width] = sizeOf(matrix);
   if (matrix.axis === null) {
@@ -63,7 +68,7 @@ function drawn(matrix) {
     those.map((chip, i) => {
       const depth = across / those.length;
       const [place, size] = box(start * scale, length * scale, i * depth, depth);
-      return rect(`slice of c${chip}`, place, size, ` data-chip="${chip}"`) + label(place, size, chip);
+      return piece("slice", place, size, chip) + label(place, size, chip);
     }));
   const cell = [height, width][at] / chips, given = matrix.given[at];
   const strip = matrix.held.flatMap((held, chip) => {
@@ -72,8 +77,8 @@ function drawn(matrix) {
     const part = box(chip * cell, own, across + 5, 9);
     const rest = box(chip * cell + own, cell - own, across + 5, 9);
     return [
-      own > 0 ? rect(`slice of c${chip}`, ...part, ` data-chip="${chip}"`) : "",
-      own < cell ? rect(`gap of c${chip}`, ...rest, ` data-chip="${chip}"`) : "",
+      own > 0 ? piece("slice", ...part, chip) : "",
+      own < cell ? piece("gap", ...rest, chip) : "",
       chips <= 16 ? rect("cell", ...whole) : "",
     ];
   });
@@ -92,54 +97,67 @@ function label([y, x], [height, width], chip) {
 }
 
 function tile(matrix, layer) {
-  const key = keyOf(matrix, layer), [rows, cols] = matrix.whole;
+  const key = keyOf(matrix, layer);
   const blocks = matrix.blocks > 1 ? ` · ${count(matrix.blocks)} blocks` : "";
+  const caption = `${shape(matrix.whole)} ${matrix.dtype}${blocks}`;
   return `<div class="tile" tabindex="0" data-key="${escaped(key)}"><b>${escaped(key)}</b>` +
-    `<small>${count(rows)} × ${count(cols)} ${matrix.dtype}${blocks}</small>${drawn(matrix)}</div>`;
+    `<small>${caption}</small>${drawn(matrix)}</div>`;
 }
 
 // --- In words
 
+const shape = ([rows, cols]) => `${count(rows)} × ${count(cols)}`;
+
 // What is said of a matrix on one chip, or of all of it: a title and rows of label and text.
 function described({matrix, layer}, chip) {
-  const key = keyOf(matrix, layer), shape = ([rows, cols]) => `${count(rows)} × ${count(cols)}`;
-  const alike = matrix.count > 1 ? [["alike in", plural(matrix.count, "layer")]] : [];
-  const kept = [["kept as", `${matrix.role} in ${matrix.dtype}`], ...alike];
+  const key = keyOf(matrix, layer);
+  const kept = [["kept as", `${matrix.role} in ${matrix.dtype}`]];
+  if (matrix.count > 1) kept.push(["alike in", plural(matrix.count, "layer")]);
   if (matrix.shared !== null) kept.push(["shared", `the bytes are those of ${matrix.shared}`]);
-  if (matrix.axis === null) {
-    const rows = [["whole", shape(matrix.whole)], ["on", "every chip, all of it"],
-      ["bytes", `${count(matrix.given_bytes)} on each`], ...kept];
-    return {title: key, rows};
-  }
-  if (chip === null) {
-    const has = holders(matrix);
-    return {title: key, rows: [["whole", shape(matrix.whole)], ["cut by", axisOf(matrix)],
-      ["on", has.length === chips ? "every chip, a part" : `${has.length} of ${chips} chips, a part`],
-      ["given", `${shape(matrix.given)} each`],
-      ["bytes", `${count(matrix.whole_bytes)} whole, ${count(matrix.given_bytes)} given to each`],
-      ...kept]};
-  }
+  if (matrix.axis === null) return {title: key, rows: [...ofEvery(matrix), ...kept]};
+  if (chip === null) return {title: key, rows: [...ofAll(matrix), ...kept]};
+  return {title: `${key}_c${chip}`, chip, rows: [...ofOne(matrix, chip), ...kept]};
+}
+
+function ofEvery(matrix) {
+  return [["whole", shape(matrix.whole)], ["on", "every chip, all of it"],
+    ["bytes", `${count(matrix.given_bytes)} on each`]];
+}
+
+function ofAll(matrix) {
+  const {length} = holders(matrix);
+  return [["whole", shape(matrix.whole)], ["cut by", axisOf(matrix)],
+    ["on", length === chips ? "every chip, a part" : `${length} of ${chips} chips, a part`],
+    ["given", `${shape(matrix.given)} each`],
+    ["bytes", `${count(matrix.whole_bytes)} whole, ${count(matrix.given_bytes)} given to each`]];
+}
+
+function ofOne(matrix, chip) {
   const at = along(matrix), own = matrix.held[chip], padding = matrix.given[at] - own[at];
-  return {title: `${key}_c${chip}`, chip, rows: [["whole", shape(matrix.whole)],
+  return [["whole", shape(matrix.whole)],
     ["holds", own[at] === 0 ? "none of it" : `${axisOf(matrix)} ${spans(matrix, chip)}`],
     ...besideOf(matrix, chip),
     ["own part", shape(own)],
     ["given", shape(matrix.given)],
     ["padding", padding === 0 ? "none" : `${count(padding)} ${axisOf(matrix)}`],
-    ["bytes", `${count(matrix.held_bytes[chip])} held of ${count(matrix.given_bytes)} given`],
-    ...kept]};
+    ["bytes", `${count(matrix.held_bytes[chip])} held of ${count(matrix.given_bytes)} given`]];
 }
 
+// The runs that a chip holds, of many the first few.
 function spans(matrix, chip) {
-  const texts = matrix.ranges[chip].map(([start, n]) => `${count(start)}–${count(start + n - 1)}`);
-  const shown = texts.length > 4 ? `${texts.slice(0, 3).join(", ")}, … (${texts.length} runs)` : texts.join(", ");
-  const of = `${shown} of ${count(extent(matrix))}`;
+  const texts = matrix.ranges[chip].map(([start, length]) =>
+    `${count(start)}–${count(start + length - 1)}`);
+  const some = texts.length > 4 ? [...texts.slice(0, 3), `… (${texts.length} runs)`] : texts;
+  const of = `${some.join(", ")} of ${count(extent(matrix))}`;
   return matrix.blocks > 1 ? `${of}, in each of ${count(matrix.blocks)} blocks` : of;
 }
 
+// The other chips that hold what a chip holds.
 function besideOf(matrix, chip) {
   const [first] = matrix.ranges[chip];
   if (first === undefined) return [];
-  const others = stretches(matrix).find((s) => s.start === first[0]).chips.filter((c) => c !== chip);
-  return others.length > 0 ? [["also on", `chip${others.length > 1 ? "s" : ""} ${runs(others)}`]] : [];
+  const {chips: those} = stretches(matrix).find(({start}) => start === first[0]);
+  const others = those.filter((other) => other !== chip);
+  if (others.length === 0) return [];
+  return [["also on", `chip${others.length > 1 ? "s" : ""} ${runs(others)}`]];
 }

@@ -1,11 +1,10 @@
-// The page: what is shown, what is pointed at, and what lights up with it.
-
-const state = {chip: 0, layer: new Map(), open: new Set(), pinned: false, measure: "reads"};
-const get = (id) => document.getElementById(id);
+// The page: what is pointed at, what lights up with it, and what is chosen.
 
 // --- Colours
 
-const HUES = [[250, 0], [60, 0.07], [150, 0.02], [345, 0.03], [100, 0.12], [300, -0.04], [200, 0.08], [25, -0.06]];
+// Hue and lightness of few chips; many go round the circle, light and dark in turn.
+const HUES = [[250, 0], [60, 0.07], [150, 0.02], [345, 0.03], [100, 0.12], [300, -0.04],
+  [200, 0.08], [25, -0.06]];
 const LIFTS = [0, 0.09, -0.07];
 
 function colours() {
@@ -26,86 +25,9 @@ function alone(chip) {
   mark(chip === null ? [] : all(`.c${chip}`), "lit");
 }
 
-// --- Layers that are alike
-
-const layerOf = (kind) => state.layer.get(kind) ?? facts.kinds[kind].layers[0];
-
-function groups() {
-  const first = facts.matrices.findIndex((m) => m.kind !== null);
-  const loose = facts.matrices.map((m, at) => [m, at]).filter(([m]) => m.kind === null);
-  const early = loose.filter(([m, at]) => at < first || first < 0 || m.role === "table");
-  const late = loose.filter((each) => !early.includes(each));
-  const layered = facts.kinds.map((_, kind) =>
-    ({kind, matrices: facts.matrices.filter((m) => m.kind === kind)}));
-  const outside = (title, some) => ({title, kind: null, matrices: some.map(([m]) => m)});
-  return [outside("Before the layers", early), ...layered, outside("After the layers", late)]
-    .filter((group) => group.matrices.length > 0);
-}
-
-const tiles = (matrices, layer) =>
-  `<div class="tiles">${matrices.map((m) => tile(m, layer)).join("")}</div>`;
-
-function drawnGroup({title, kind, matrices}) {
-  if (kind === null) return `<div class="group"><h3>${title}</h3>${tiles(matrices, null)}</div>`;
-  const {layers, mixer, feed_forward: feed} = facts.kinds[kind];
-  const what = `<small>${escaped(mixer)}, ${escaped(feed)}</small>`;
-  if (layers.length === 1) {
-    return `<div class="group"><h3>Layer ${layers[0]} ${what}</h3>${tiles(matrices, layers[0])}</div>`;
-  }
-  const open = state.open.has(kind), here = layerOf(kind);
-  const options = layers.map((layer) =>
-    `<option${layer === here ? " selected" : ""}>${layer}</option>`).join("");
-  const pick = open ? "" : `<label><small>shown: layer</small> <select data-pick="${kind}">${options}</select></label>`;
-  const each = layers.map((layer) =>
-    `<details class="each" data-layer="${layer}" data-kind="${kind}"${layer === here ? " open" : ""}>` +
-    `<summary>Layer ${layer}</summary></details>`).join("");
-  return `<div class="group"><h3>Layers ${runs(layers)} <small>${layers.length} alike</small> ${what} ${pick}` +
-    `<button data-fold="${kind}" aria-expanded="${open}">${open ? "Fold" : "Each by itself"}</button></h3>` +
-    `${open ? each : tiles(matrices, here)}</div>`;
-}
-
-function drawMatrices() {
-  get("groups").innerHTML = groups().map(drawnGroup).join("");
-  document.querySelectorAll("details.each[open]").forEach(fillLayer);
-}
-
-function fillLayer(details) {
-  if (details.querySelector(".tiles") !== null) return;
-  const kind = Number(details.dataset.kind);
-  const matrices = facts.matrices.filter((m) => m.kind === kind);
-  details.insertAdjacentHTML("beforeend", tiles(matrices, Number(details.dataset.layer)));
-}
-
-// --- The text
-
-function drawText() {
-  const layers = facts.kinds.flatMap(({layers: all}, kind) =>
-    (state.open.has(kind) ? all : [layerOf(kind)]).map((layer) => ({layer, kind})));
-  layers.sort((a, b) => a.layer - b.layer);
-  const outside = (title, some) => some.map((part) => block(title, linesOf(part, state.chip, 0)));
-  const inside = layers.map(({layer, kind}) => {
-    const {part, copy} = whereOf.get(layer), {layers: all} = facts.kinds[kind];
-    const alike = all.length > 1 && !state.open.has(kind) ? `, one of ${all.length} alike` : "";
-    return block(`Layer ${layer}${alike}`, linesOf(part, state.chip, copy));
-  });
-  get("lines").innerHTML = [...outside("Before the layers", before), ...inside,
-    ...outside("After the layers", after)].join("");
-}
-
-function block(title, lines) {
-  const drawnLine = ({text, names}) => {
-    const marked = escaped(text).replace(/[A-Za-z]\w*/g, (word) =>
-      (byKey.has(word.replace(/_c\d+$/, "")) ? `<b>${word}</b>` : word));
-    const meet = / be the (fold|join) of /.test(text) ? " meet" : "";
-    return `<button class="line${meet}" data-names="${escaped(names.join(" "))}">${marked}</button>`;
-  };
-  return `<div class="block"><h4>${title}</h4>${lines.map(drawnLine).join("")}</div>`;
-}
-
 // --- What is pointed at
 
 const namesOf = (line) => line.dataset.names.split(" ");
-const all = (selector) => [...document.querySelectorAll(selector)];
 
 function unmark(look) {
   all(`.${look}`).forEach((element) => element.classList.remove(look));
@@ -117,7 +39,8 @@ function mark(elements, look) {
 }
 
 const linesWith = (key) => all(".line").filter((line) => namesOf(line).includes(key));
-const tilesOf = (line) => all(".tile").filter((each) => namesOf(line).includes(each.dataset.key));
+const tilesOf = (line) =>
+  all(".tile").filter((each) => namesOf(line).includes(each.dataset.key));
 
 // Scrolls a box of its own, never the page.
 function reveal(box, elements) {
@@ -131,21 +54,21 @@ function reveal(box, elements) {
 }
 
 // What an element under the pointer is: what to say of it, and which chip it is of.
-function meaning(element) {
-  const chip = element.closest("[data-chip]")?.dataset.chip;
-  const of = chip === undefined ? null : Number(chip);
-  const found = element.closest("[data-key], [data-segment], [data-chart], .line");
-  if (found === null) return {chip: of, element: element.closest("#chips button")};
-  const {key, segment, chart: total} = found.dataset;
-  if (key !== undefined) return {element: found, chip: of, tip: described(byKey.get(key), of), key};
-  if (segment !== undefined) return {element: found, chip: of, tip: describedSegment(Number(segment), of)};
-  if (total !== undefined) return {element: found, chip: of, tip: describedBar(of, total)};
-  return {element: found, chip: null, line: found};
+function meaning(target) {
+  const of = target.closest("[data-chip]")?.dataset.chip;
+  const chip = of === undefined ? null : Number(of);
+  const element = target.closest("[data-key], [data-segment], [data-chart], .line");
+  if (element === null) return {element: target.closest("#chips button"), chip};
+  const {key, segment, chart: total} = element.dataset;
+  if (key !== undefined) return {element, chip, key, tip: described(byKey.get(key), chip)};
+  if (segment !== undefined) return {element, chip, tip: describedSegment(Number(segment), chip)};
+  if (total !== undefined) return {element, chip, tip: describedBar(chip, total)};
+  return {element, chip: null, line: element};
 }
 
 function point(target, at) {
   const {element, chip, tip, key, line} = meaning(target);
-  alone(element === null || element === undefined ? null : chip);
+  alone(element === null ? null : chip);
   showTip(tip, at);
   if (key !== undefined) {
     const lines = linesWith(key);
@@ -162,8 +85,9 @@ function showTip(tip, at) {
   const box = get("tip");
   box.hidden = tip === undefined;
   if (tip === undefined) return;
-  const dot = tip.chip === null || tip.chip === undefined ? "" : `<i class="of c${tip.chip}"></i>`;
-  const rows = tip.rows.map(([label, text]) => `<dt>${escaped(label)}</dt><dd>${escaped(text)}</dd>`);
+  const dot = tip.chip === null || tip.chip === undefined ? "" : `<i class="dot c${tip.chip}"></i>`;
+  const rows = tip.rows.map(([label, text]) =>
+    `<dt>${escaped(label)}</dt><dd>${escaped(text)}</dd>`);
   box.innerHTML = `<b>${dot}${escaped(tip.title)}</b><dl>${rows.join("")}</dl>`;
   moveTip(at);
 }
@@ -185,6 +109,15 @@ function use(line) {
   if (first !== undefined) first.scrollIntoView({block: "nearest"});
 }
 
+// Keeps a matrix's statements lit, and shows the text of the chip whose slice it was.
+function pick(tile, slice) {
+  if (slice !== null) choose(Number(slice.dataset.chip));
+  const lines = linesWith(tile.dataset.key);
+  mark([tile, ...lines], "used");
+  state.pinned = true;
+  reveal(get("lines"), lines);
+}
+
 function letGo() {
   unmark("used");
   state.pinned = false;
@@ -193,8 +126,7 @@ function letGo() {
 function choose(chip) {
   state.chip = chip;
   get("chip").value = chip;
-  all("#chips button").forEach((button) =>
-    button.setAttribute("aria-pressed", Number(button.dataset.chip) === chip));
+  press("#chips button", "chip", String(chip));
   const {scrollTop} = get("lines");
   drawText();
   get("lines").scrollTop = scrollTop;
@@ -210,11 +142,11 @@ function theme(name) {
 }
 
 function press(selector, field, value) {
-  all(selector).forEach((button) => button.setAttribute("aria-pressed", button.dataset[field] === value));
+  all(selector).forEach((button) =>
+    button.setAttribute("aria-pressed", button.dataset[field] === value));
 }
 
 function measured(measure) {
-  state.measure = measure;
   get("timeline").innerHTML = timeline(measure);
   press("#measure button", "measure", measure);
 }
@@ -222,14 +154,14 @@ function measured(measure) {
 document.addEventListener("click", ({target}) => {
   const button = target.closest("button");
   const {fold, measure, theme: name, chip} = button?.dataset ?? {};
-  const line = target.closest(".line"), slice = target.closest(".tile [data-chip]");
+  const line = target.closest(".line"), tile = target.closest(".tile");
   const segment = target.closest("[data-segment]");
   if (line !== null) use(line);
   else if (fold !== undefined) toggle(Number(fold));
   else if (measure !== undefined) measured(measure);
   else if (name !== undefined) theme(name);
   else if (chip !== undefined) choose(Number(chip));
-  else if (slice !== null) choose(Number(slice.dataset.chip));
+  else if (tile !== null) pick(tile, target.closest("[data-chip]"));
   else if (segment !== null) meet(Number(segment.dataset.segment));
   else if (target.closest("select, summary, #tip") === null) letGo();
 });
@@ -263,12 +195,15 @@ document.addEventListener("change", ({target}) => {
 document.addEventListener("toggle", ({target}) => {
   if (target.matches("details.each[open]")) fillLayer(target);
 }, true);
-document.addEventListener("keydown", ({key}) => {
+document.addEventListener("keydown", ({key, target}) => {
   if (key === "Escape") letGo();
+  if (key === "Enter" && target.matches(".tile")) pick(target, null);
 });
-document.addEventListener("pointerover", ({target, clientX: x, clientY: y}) => point(target, {x, y}));
+document.addEventListener("pointerover", ({target, clientX: x, clientY: y}) =>
+  point(target, {x, y}));
 document.addEventListener("pointermove", ({clientX: x, clientY: y}) => moveTip({x, y}));
-document.documentElement.addEventListener("pointerleave", () => point(document.body, {x: 0, y: 0}));
+document.documentElement.addEventListener("pointerleave", () =>
+  point(document.body, {x: 0, y: 0}));
 document.addEventListener("focusin", ({target}) => {
   const {right: x, top: y} = target.getBoundingClientRect();
   if (target.matches(".tile:focus-visible, .line:focus-visible")) point(target, {x, y});
@@ -277,12 +212,15 @@ document.addEventListener("focusin", ({target}) => {
 // --- The page
 
 function lede() {
-  const {model, totals, asked} = facts, [{given_bytes: each, given_weight_bytes: weights}] = facts.chips;
-  const meetings = `${plural(totals.folds, "fold")}${totals.joins > 0 ? ` and ${plural(totals.joins, "join")}` : ""}`;
-  return `${plural(model.layers, "layer")} of width ${count(model.width)}, a vocabulary of ` +
-    `${count(model.vocabulary)}, a context of ${count(asked.context)} tokens, on ${plural(chips, "chip")}: ` +
-    `${amount(each)} on each, ${amount(weights)} of it weights; ${meetings} a token; at best ` +
-    `${totals.speed_up.toFixed(1)} times as fast as one chip.`;
+  const {model, totals, asked} = facts;
+  const [{given_bytes: each, given_weight_bytes: weights}] = facts.chips;
+  const meetings = [plural(totals.folds, "fold"),
+    ...(totals.joins > 0 ? [plural(totals.joins, "join")] : [])];
+  return `${plural(model.layers, "layer")} of width ${count(model.width)}, ` +
+    `a vocabulary of ${count(model.vocabulary)}, a context of ${count(asked.context)} tokens, ` +
+    `on ${plural(chips, "chip")}: ${amount(each)} on each, ${amount(weights)} of it weights; ` +
+    `${meetings.join(" and ")} a token; ` +
+    `at best ${totals.speed_up.toFixed(1)} times as fast as one chip.`;
 }
 
 // The first chip, unless it lacks what others have: then the first that reads most.
@@ -293,10 +231,12 @@ function firstChip() {
 }
 
 document.body.classList.toggle("many", chips > 16);
-document.body.style.setProperty("--row", `${Math.max(6, Math.min(22, Math.floor(420 / chips)))}px`);
+const row = Math.max(6, Math.min(22, Math.floor(420 / chips)));
+document.body.style.setProperty("--row", `${row}px`);
 colours();
 get("lede").textContent = lede();
-get("most").textContent = `The one that reads most reads ${facts.totals.balance.toFixed(2)} times the mean.`;
+get("most").textContent =
+  `The one that reads most reads ${facts.totals.balance.toFixed(2)} times the mean.`;
 get("chips").innerHTML = facts.chips.map(({chip}) =>
   `<button class="of c${chip}" data-chip="${chip}"><i></i>${chip}</button>`).join("");
 get("chip").innerHTML = facts.chips.map(({chip}) => `<option>${chip}</option>`).join("");
@@ -305,7 +245,7 @@ get("numbers").innerHTML = numbersTable();
 get("meetings").innerHTML = meetingsTable();
 drawMatrices();
 choose(firstChip());
-measured(state.measure);
+measured("reads");
 let kept = "auto";
 try {
   kept = localStorage.getItem("anyfold-theme") ?? "auto";

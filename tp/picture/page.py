@@ -13,7 +13,7 @@ from tp.split_json import weighed_json
 from tp.stages import Asked
 from tp.weighing import Weighed
 
-SCRIPTS = ("text.js", "matrices.js", "charts.js", "page.js")
+SCRIPTS = ("text.js", "matrices.js", "charts.js", "layers.js", "page.js")
 
 
 def page(weighed: Weighed) -> str:

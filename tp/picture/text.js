@@ -23,7 +23,8 @@ function filled(text, chip, copy) {
 // What a chip runs of a part: each line's text, and the names in it without their chip.
 function linesOf(part, chip, copy) {
   return part.lines
-    .filter((line) => (line.chips === null || line.chips.includes(chip)) && !(line.once && copy > 0))
+    .filter((line) => line.chips === null || line.chips.includes(chip))
+    .filter((line) => !line.once || copy === 0)
     .map((line) => ({
       text: filled(line.text, chip, copy),
       names: line.names.map((name) => filled(name, chip, copy)),
@@ -60,5 +61,6 @@ function runs(numbers) {
     else found.push([n, n]);
   }
   const texts = found.map(([a, b]) => (a === b ? `${a}` : `${a}–${b}`));
-  return texts.length > 4 ? `${texts.slice(0, 3).join(", ")}, … (${numbers.length})` : texts.join(", ");
+  const some = texts.length > 4 ? [...texts.slice(0, 3), `… (${numbers.length})`] : texts;
+  return some.join(", ");
 }
