@@ -31,12 +31,11 @@ def copied(folder: Path) -> dict[str, np.ndarray]:
 
 # Plain, with fused and turned experts, with rotary pairs side by side, with tiled heads. Their
 # matrices are made so that quantising changes nothing: all is to be back in its place.
-@pytest.mark.parametrize("family", ["llama", "gpt_oss", "glm4", "qwen3_next", "llama4_text"])
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "glm4", "qwen3_next", "minimax"])
 def test_what_survives_quantising_comes_back_as_it_was(family, tmp_path):
     found = copied(copy_of(FOLDER / family, tmp_path / "copy"))
     wanted = tensors(family)
-    assert {*found} <= {*wanted}
-    assert sum(array.size for array in found.values()) > 0.9 * sum(a.size for a in wanted.values())
+    assert {*found} == {*wanted}
     for name, array in found.items():
         np.testing.assert_array_equal(array, wanted[name], err_msg=name)
 

@@ -137,6 +137,7 @@ ORDER = {
         "sample",
         "literal",
         "decoder",
+        "ahead",
         "identity",
         "engine",
         "store_plan",

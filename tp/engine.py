@@ -12,6 +12,7 @@ from author.families.model import Model
 from kernels.native.library import why_not
 from kernels.table import NATIVE
 from tp import identity, launch
+from tp.ahead import Ahead
 from tp.decoder import ContextError, Decoder, check_ids
 from tp.hosts import Alone
 from tp.loader import Held, Progress, Receipt, load_tables
@@ -309,13 +310,20 @@ class Conversation:
         """At most `limit` tokens after one, a few at a time, made on the device."""
         states, self.states = self.states, None
         assert states is not None
-        parts = self.engine.decoder.generate(
+        decoder = self.engine.decoder
+        parts = decoder.generate(
             states, token, len(self.ids) + 1, limit=limit, sampling=sampling, stops=stops
         )
-        for tokens, self.states in parts:
-            self.ids += [token, *tokens[:-1]]
-            token = tokens[-1]
-            yield tokens
+        made, reply = Ahead(parts, ahead=decoder.rewinds), self._replies
+        try:
+            for tokens in made:
+                self.ids += [token, *tokens[:-1]]
+                token = tokens[-1]
+                yield tokens
+        finally:
+            states = made.finish()
+            if reply == self._replies:  # else a newer reply has the conversation
+                self.states, self.ids = states, [] if states is None else self.ids
 
 
 def _spelled(tokens: Iterator[int], stream: Stream) -> Iterator[str]:

@@ -80,7 +80,9 @@ def together(args: argparse.Namespace, told: Told) -> Iterator[Alone]:
 
 # What may differ from process to process: a path on its host, and what the first alone uses.
 PATHS = {"model", "out", "receipt", "json"}
-OWN = PATHS | {"prompt", "prompts", "ids", "coordinator", "process", "chips_here", "until_eof", "hosts"}
+OWN = PATHS | {
+    *("prompt", "prompts", "ids", "coordinator", "process", "chips_here", "until_eof", "hosts")
+}
 
 
 def _settings(args: argparse.Namespace) -> dict[str, str]:

@@ -18,6 +18,7 @@ from kernels.q8 import dequantise
 from tp.checkpoint import Checkpoint
 from tp.operands import Operand
 from tp.source import Source
+from tp.stored import FLOATS
 from tp.views import read_q8, shape_of
 
 SHARD = 1 << 30  # bytes
@@ -78,12 +79,10 @@ def _places(order: Order | None, size: int) -> np.ndarray:
 
 
 def _tensors(source: Source, views: Mapping[str, list[View]]) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor that the model uses, one in memory at a time."""
+    """Every tensor of numbers, one in memory at a time: another program may use what we do not."""
     used = {view.tensor for each in source.model.views.values() for view in each}
-    used |= {*source.model.numbers}
-    used |= {r.divisors for r in source.model.rotations if r.divisors is not None}
-    for name in source.checkpoint.tensors:
-        if name in used:
+    for name, tensor in source.checkpoint.tensors.items():
+        if name in used or tensor.dtype in FLOATS:
             yield name, held(source.checkpoint, name, views.get(name, ()))
 
 

@@ -1,0 +1,53 @@
+"""The next part of a generation is made while the one before it is read and printed."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from tp.plan import Arrays
+
+Part = tuple[list[int], Arrays]
+
+
+class Ahead:
+    """The tokens of a generation, and the states that it leaves behind.
+
+    With `ahead`, whoever stops early is left with states that have gone on further: right for
+    caches, which are read up to a position, and wrong for recurrent states.
+    """
+
+    def __init__(self, parts: Iterator[Part], *, ahead: bool) -> None:
+        self._parts = parts
+        self._ahead = ahead
+        self._states: Arrays | None = None
+        self._next: Future[Part | None] | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The tokens of one part after the other."""
+        while (part := self._made()) is not None:
+            tokens, self._states = part
+            if self._ahead:
+                self._ask()
+            yield tokens
+
+    def finish(self) -> Arrays | None:
+        """The states after all that was made; None where it failed on its way."""
+        try:
+            if self._next is not None:
+                part = self._next.result()
+                self._states = self._states if part is None else part[1]
+        except Exception:
+            self._states = None
+        finally:
+            self._thread.shutdown()
+        return self._states
+
+    def _made(self) -> Part | None:
+        pending = self._next or self._ask()
+        part = pending.result()
+        self._next = None
+        return part
+
+    def _ask(self) -> "Future[Part | None]":
+        self._next = self._thread.submit(next, self._parts, None)
+        return self._next
