@@ -19,7 +19,7 @@ from tests.test_layout import ORDER
 
 ROOT = Path(__file__).parent.parent
 FORM = re.compile(r"^\*\*`(.+)`\*\*$", re.MULTILINE)  # how the language page introduces one
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/LANGUAGE.md"]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/LANGUAGE.md", "docs/LAUNCH.md"]
 
 PARTS = [c for c in vars(statements).values() if isinstance(c, type) and issubclass(c, Part)]
 PARTS.remove(Part)

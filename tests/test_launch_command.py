@@ -139,12 +139,12 @@ def test_a_process_that_is_killed_in_a_step_ends_the_run(victim):
 
 def test_a_process_that_is_stopped_in_a_step_ends_the_run():
     commands = [run("--max-tokens", "200")] * 2
-    with side_by_side(*commands, timeout=5) as processes:
+    with side_by_side(*commands, timeout=4) as processes:
         assert processes[0].stdout.read(1) != ""
         os.kill(processes[1].pid, signal.SIGSTOP)
         stopped = time.monotonic()
         status, _, err = ended(processes[0])
-        assert time.monotonic() - stopped < 5 + 2
+        assert time.monotonic() - stopped < 4 + 2
     assert status == 5
     assert "nothing was heard of it for" in err
     assert "; the last step it reported: " in err
@@ -164,3 +164,24 @@ def test_processes_with_other_weights_refuse_with_both_digests(tmp_path):
             assert (status, out, len(err.splitlines())) == (4, "", 1)
             assert f"process {number} of 2: the processes differ in the weights: " in err
             assert "the program" not in err
+
+
+def test_a_cluster_is_simulated_and_told_in_one_table():
+    command = ["scripts/simulate", "--hosts", "2", "--chips", "1", str(LLAMA), "--ids", "1 2 3"]
+    with several([python(*command)]) as (process,):
+        status, out, _ = ended(process)
+    heading, prefill, steps, verdict = out.splitlines()
+    assert status == 0
+    assert heading.split()[:2] == ["processes", "chips"]
+    assert prefill.split()[:6] == ["2", "2", "1", "+", "1", "prefill"]
+    assert steps.split()[:6] == ["2", "2", "1", "+", "1", "steps"]
+    assert float(steps.split()[6]) < 1e-3
+    assert steps.split()[7] == "3/3"
+    assert verdict == "all widths agree with one chip"
+
+
+def test_a_simulation_that_cannot_run_ends_with_the_status_of_its_run():
+    with several([python("scripts/simulate", "nowhere")]) as (process,):
+        status, out, err = ended(process)
+    assert (status, out) == (2, "")
+    assert "nowhere: is not there" in err

@@ -132,8 +132,18 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
+class _Version(argparse.Action):
+    def __call__(self, *_: Any) -> NoReturn:
+        """Looked up only when it is asked for."""
+        from importlib.metadata import version
+
+        print(f"anyfold {version('anyfold')}")
+        raise SystemExit(0)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="anyfold", description=DESCRIPTION)
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     _run_parser(subparsers)
     _chat_parser(subparsers)
@@ -199,6 +209,7 @@ def _check_parser(subparsers: Any) -> None:
     check = check_command.add_parser(subparsers)
     check.add_argument("model", metavar="MODEL", help=MODEL)
     _context_option(check)
+    add_options(check)
     check.add_argument(
         "--ids", type=_ids, action="append", metavar='"1 2 3"', help="a prompt of token ids"
     )

@@ -83,11 +83,14 @@ class Step:
 
 
 def together(steps: Sequence[Step], wanted: Sequence[int]) -> list[Step]:
-    """The steps with fewer of them, where several can be done at once."""
-    return _looking_ahead(_gated(_geglu(_products(steps), wanted), wanted))
+    """The steps after every rewrite; `wanted` values are results, and are made whatever else is."""
+    out = list(steps)
+    for rewrite in REWRITES:
+        out = rewrite(out, wanted)
+    return out
 
 
-def _products(steps: Sequence[Step]) -> list[Step]:
+def _products(steps: Sequence[Step], wanted: Sequence[int]) -> list[Step]:
     """Products of the same rows that follow one another share their input, and the threads."""
     out: list[Step] = []
     for step in steps:
@@ -146,7 +149,7 @@ def _pairs(steps: Sequence[Step], wanted: Sequence[int], merged) -> list[Step]:
     return out
 
 
-def _looking_ahead(steps: Sequence[Step]) -> list[Step]:
+def _looking_ahead(steps: Sequence[Step], wanted: Sequence[int]) -> list[Step]:
     """Products that say which weights come next; after the last, those of the next token do."""
     products = [i for i, step in enumerate(steps) if step.kind == Kind.PRODUCTS]
     out = list(steps)
@@ -154,6 +157,9 @@ def _looking_ahead(steps: Sequence[Step]) -> list[Step]:
         weights = _weights(steps[following])[:2]
         out[i] = Step(Kind.PRODUCTS, (*steps[i].parts, len(weights), *weights))
     return out
+
+
+REWRITES = (_products, _geglu, _gated, _looking_ahead)
 
 
 def _weights(step: Step) -> tuple[Part, ...]:

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "pool.h"
@@ -46,8 +47,9 @@ class Group {
     return room.data();
   }
 
-  // Waits for all chips; false where they did not come. Few meetings take long, and with a core
-  // for each chip it is quicker to look again than to sleep.
+  // Waits for all chips; false where they did not come. Few meetings take long: with a core for
+  // each chip it is quicker to look again than to sleep, and with fewer cores to leave this one to
+  // a chip that still has work.
   bool meet(int64_t chip, bool core_each) {
     const uint64_t all_there = ++places_[chip].meetings * places_.size();
     if (arrived_.fetch_add(1) + 1 == all_there) {
@@ -57,9 +59,9 @@ class Group {
       }
       return true;
     }
-    for (int looked = 0; core_each && looked < kLooks; looked++) {
+    for (int looked = 0; looked < (core_each ? kLooks : kYields); looked++) {
       if (arrived_.load(std::memory_order_acquire) >= all_there) return true;
-      rest();
+      core_each ? rest() : std::this_thread::yield();
     }
     std::unique_lock<std::mutex> held(mutex_);
     asleep_.fetch_add(1);
@@ -74,7 +76,7 @@ class Group {
   }
 
  private:
-  static constexpr int kLooks = 1000;
+  static constexpr int kLooks = 1000, kYields = 40;
 
   struct alignas(64) Place {
     uint64_t meetings = 0;

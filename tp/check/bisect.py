@@ -14,7 +14,7 @@ from author.statements import Let, Tensor
 from tp.check import written
 from tp.check.beside import Beside, Value, Whole
 from tp.check.executed import Execution
-from tp.check.fault import Difference, Fault
+from tp.check.fault import Difference, Fault, Of
 from tp.check.parts import parts_of
 from tp.check.shown import Piece, Shown, Way, pieces, text_of
 from tp.decoder import Decoder
@@ -59,7 +59,7 @@ class Search:
             parts = parts_of(operands(roll(text)).values())
             beside = Beside(text, whole=self.whole, before=kept, parts=parts)
             step = execution.step(piece, states)
-            found, seen = self._beyond(execution.differences(beside, step), piece)
+            found, seen = self._beyond(execution.differences(beside, step), piece, "execution")
             if found is not None:
                 return execution.fault(found, seen, piece, states)
             states, kept = step.states, beside.kept()
@@ -67,14 +67,14 @@ class Search:
                 alone = text_of(self.decoder, piece, 1)
                 one = Beside(alone, whole=self.whole, before=of_one, parts={})
                 differences = written.differences(text, one, whole=self.whole, parts=parts)
-                found, _ = self._beyond(differences, piece)
+                found, _ = self._beyond(differences, piece, "text")
                 if found is not None:
                     return written.fault(found, piece.position)
                 of_one = one.kept()
         return None
 
     def _beyond(
-        self, differences: Iterable[Difference], piece: Piece
+        self, differences: Iterable[Difference], piece: Piece, of: Of
     ) -> tuple[Difference | None, Name | None]:
         """The first difference beyond the limit, and the last value before it that was seen."""
         seen: Name | None = None
@@ -84,7 +84,7 @@ class Search:
             if off > (0.0 if of_weight else self.limit):
                 return difference, seen
             if off > (0.0 if self.nearest is None else self.nearest.off):
-                self.nearest = difference.fault("execution", piece.position)
+                self.nearest = difference.fault(of, piece.position)
             seen = seen if of_weight else difference.made.name
         return None, seen
 
