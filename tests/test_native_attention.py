@@ -191,12 +191,14 @@ def write(matrix, x, row):
     return chain.close([chain.add("set_row", matrix, x, row=row)])[0]
 
 
-def test_a_cache_that_is_given_up_keeps_its_place():
-    matrix = jnp.zeros((64, 32))
+def test_a_cache_that_is_given_up_keeps_its_place_and_is_not_copied():
+    matrix, x, row = jnp.zeros((64, 32)), jnp.ones((1, 32)), jnp.int32(3)
+    compiled = jax.jit(write, donate_argnums=0).lower(matrix, x, row).compile()
     before = matrix.unsafe_buffer_pointer()
-    after = jax.jit(write, donate_argnums=0)(matrix, jnp.ones((1, 32)), jnp.int32(3))
+    after = compiled(matrix, x, row)
     assert after.unsafe_buffer_pointer() == before
     assert float(after.sum()) == 32
+    assert " copy(" not in compiled.as_text()
 
 
 def test_a_matrix_that_is_wanted_as_it_was_stays_so():

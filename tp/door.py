@@ -146,21 +146,24 @@ def _serve(listener: socket.socket, answer: Callable[[socket.socket], None]) -> 
 
 
 def _relay(away: socket.socket, towards: socket.socket) -> None:
-    """Carry bytes between a process and JAX's coordinator, which waits for all to part from it.
+    """Carry bytes between a process and JAX's coordinator, until the process has parted from it.
 
-    So an end is told towards the coordinator. Away from it none is: that side stays open.
+    The coordinator waits for all to part, so an end is told towards it. Away from it none is.
     """
+    back = Thread(target=_carry, args=(towards, away), daemon=True)
+    back.start()
+    _carry(away, towards)
+    with suppress(OSError):
+        towards.shutdown(socket.SHUT_RDWR)
+    back.join()
+    away.close()
+    towards.close()
 
-    def carry(source: socket.socket, to: socket.socket) -> None:
-        taken = True
-        while data := _received(source):
-            taken = taken and _taken(to, data)
-        if to is towards:
-            with suppress(OSError):
-                to.shutdown(socket.SHUT_RDWR)
 
-    for ends in ((away, towards), (towards, away)):
-        Thread(target=carry, args=ends, daemon=True).start()
+def _carry(source: socket.socket, to: socket.socket) -> None:
+    taken = True
+    while data := _received(source):
+        taken = taken and _taken(to, data)
 
 
 def _received(source: socket.socket) -> bytes:

@@ -109,11 +109,18 @@ def _greeting(place: Place) -> Message:
 
 @dataclass(kw_only=True)
 class _Guests:
-    """Who has come so far, the first process itself included."""
+    """Who is there so far, the first process itself included; `seen` are also those who left."""
 
     place: Place
     members: dict[int, Member]
     channels: dict[int, Channel] = field(default_factory=dict)
+    seen: set[int] = field(default_factory=lambda: {0})
+
+    def take_in(self, member: Member, channel: Channel) -> None:
+        self.members[member.process] = member
+        self.channels[member.process] = channel
+        self.seen.add(member.process)
+        self.tell(seen=sorted(self.seen))
 
     def tell(self, **message: Any) -> None:
         for channel in self.channels.values():
@@ -156,8 +163,8 @@ class _Guests:
         """Tell everybody, and make the error for oneself."""
         if extra is not None:
             self.channels[-1] = extra
-        self.tell(refused=why, seen=sorted(self.members))
-        return GatherError(self.place, why, self.members)
+        self.tell(refused=why, seen=sorted(self.seen))
+        return GatherError(self.place, why, self.seen)
 
 
 def _receive(place: Place) -> Gathered:
@@ -187,7 +194,7 @@ def _wait_for_all(guests: _Guests, door: Door) -> None:
     while guests.missing():
         left = deadline - time.monotonic()
         if left <= 0:
-            raise guests.refuse(_missed(place, guests.members))
+            raise guests.refuse(_missed(place, guests.seen))
         try:
             greeting, channel = door.arrivals.get(timeout=min(left, 0.5))
         except queue.Empty:
@@ -195,15 +202,14 @@ def _wait_for_all(guests: _Guests, door: Door) -> None:
         why = guests.fault(greeting)
         if why is not None:
             raise guests.refuse(why, channel)
-        member = Member(**greeting["member"])
-        guests.members[member.process] = member
-        guests.channels[member.process] = channel
-        guests.tell(seen=sorted(guests.members))
+        guests.take_in(Member(**greeting["member"]), channel)
 
 
 def _missed(place: Place, seen: Iterable[int]) -> str:
+    """Who did not come in time; where all did, some left before the last one came."""
     missing = sorted(set(range(place.processes)) - set(seen))
-    return f"{', '.join(map(str, missing))} did not come within {place.timeout:g} s"
+    who = ", ".join(map(str, missing)) if missing else "all of them at once"
+    return f"{who} did not come within {place.timeout:g} s"
 
 
 def _no_door(place: Place, error: DoorError) -> GatherError:

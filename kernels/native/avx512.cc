@@ -117,7 +117,8 @@ inline void plane(const uint8_t* tile, const uint8_t* const* lines, int plane_at
 }
 
 inline void fetch(const uint8_t* tile) {
-  // A burst for the tile at hand: prefetching tiles ahead read at 18 GB/s instead of 30.
+  // One burst of a tile: of the one at hand for one row, whose other work is little (tiles ahead
+  // were read at 18 GB/s instead of 30), of the next one for several rows.
   for (int line = 0; line < kTileBytes; line += 64)
     _mm_prefetch(reinterpret_cast<const char*>(tile) + line, _MM_HINT_T0);
 }
@@ -128,7 +129,7 @@ void product_of(const uint8_t* tiles, const Inputs& x, int64_t first, float* out
   __m512 total[kRows][2];
   for (auto& t : total) t[0] = t[1] = _mm512_setzero_ps();
   for (int64_t b = 0; b < x.blocks; b++, tiles += kTileBytes) {
-    if (first == 0) fetch(kRows == 1 ? tiles : tiles + x.blocks * kTileBytes);
+    if (first == 0) fetch(kRows == 1 ? tiles : tiles + kTileBytes);
     const int64_t at = first * x.blocks + b;
     const uint8_t* lines[kRows];
     __m512i sums[kRows][2];
