@@ -47,14 +47,14 @@ class Call:
     """Steps that become one call.
 
     `rows` is how many rows a stack has, of which only the first `count` are real where that is
-    given. With several chips, `chip` is the number of the one that runs, `axis` the mesh axis
-    over which they fold; `after` is the `order` of the call before, so that all chips
-    meet in the same order.
+    given. From `inexact` rows on a product may take its inputs in 16 bits, not 24. With several
+    chips, `chip` is the number of the one that runs, `axis` the mesh axis over which they fold;
+    `after` is the `order` of the call before, so that all chips meet in the same order.
     """
 
     rows: int = 1
     count: Any = None
-    inexact: int = 0
+    inexact: int = 1 << 30
     chips: int = 1
     chip: Any = None
     axis: str | None = None

@@ -51,7 +51,9 @@ def _matmul(chain: Chain, x: Any, w: Any, *, heads: int | None = None) -> Value:
     if heads is not None:
         raise Declined("takes no block-diagonal weights")
     tiles, varying = chain.tiles(w)
-    row, (rows, _), here, batched = chain.rows_of(x)
+    row, (rows, cols), here, batched = chain.rows_of(x)
+    if cols != w.shape[1]:
+        raise Declined(f"rows of {cols} and a weight for {w.shape[1]}")
     return chain.made(
         Kind.PRODUCTS, (row, -1, 1, tiles), (rows, w.shape[0]), here | varying, batched
     )
