@@ -70,12 +70,10 @@ def run(hosts: Hosts, out: Path, names: list[str]) -> None:
         with np.load(FOLDER / name / "expected.npz") as expected:
             ids, count = expected["input_ids_0"].tolist(), len(expected["greedy_0"])
         logits, greedy = by_steps(decoder, ids, count)
-        talks = name in TALKING
         found = {
             "logits": logits.tolist(),
             "greedy": greedy,
-            "talked": talk(engine, ids, count, Sampling()) if talks else greedy,
-            "drawn": talk(engine, ids, count, DRAWN) if talks else None,
+            "drawn": talk(engine, ids, count, DRAWN) if name in TALKING else None,
             "receipt": process_json(engine),
             "chips": [asdict(held) for held in engine.receipt.chips],
         }

@@ -73,7 +73,8 @@ def test_what_differs_is_said_with_both_values_by_all():
         for number, process in enumerate(processes):
             status, out, err = ended(process)
             assert (status, out) == (4, "")
-            assert err.startswith(f"anyfold: process {number} of 3: the processes differ in weights: ")
+            said = f"anyfold: process {number} of 3: the processes differ in weights: "
+            assert err.startswith(said)
             assert ": 3f in process 0, 77 in process 2 (pid" in err
             assert "process 1 (" not in err
 
