@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 
@@ -98,7 +99,8 @@ def test_a_killed_process_is_named_with_its_last_step(victim):
                 status, _, err = ended(process)
                 assert status == 5
                 assert f"process {victim} (pid {processes[victim].pid} on " in err
-                assert "its connection broke; the last step it reported: step 3" in err
+                said = r"its connection broke; the last step it reported: step [3-9]\n$"
+                assert re.search(said, err)
         assert time.monotonic() - killed < LIMIT
 
 
@@ -113,7 +115,8 @@ def test_a_stopped_process_is_lost_within_the_timeout(victim):
             status, _, err = ended(process)
             assert status == 5
             assert f"process {victim} (pid {processes[victim].pid} on " in err
-            assert "nothing was heard of it for 2 s; the last step it reported: step 3" in err
+            said = r"nothing was heard of it for \d s; the last step it reported: step [3-9]\n$"
+            assert re.search(said, err)
         assert time.monotonic() - stopped < LIMIT + 1
         os.kill(processes[victim].pid, signal.SIGCONT)  # it finds itself alone, and ends too
         assert ended(processes[victim])[0] == 5
@@ -121,12 +124,12 @@ def test_a_stopped_process_is_lost_within_the_timeout(victim):
 
 def test_a_run_that_is_stopped_whole_goes_on():
     code = "for _ in range(4): hosts.exchange('a step', 1); print('.', flush=True); time.sleep(.2)"
-    with together(code, code, timeout=1.0) as processes:
+    with together(code, code, timeout=LIMIT) as processes:
         for process in processes:
             assert process.stdout.readline() == ".\n"
         for process in processes:
             os.kill(process.pid, signal.SIGSTOP)
-        time.sleep(1.5)
+        time.sleep(LIMIT + 0.2)
         for process in processes:
             os.kill(process.pid, signal.SIGCONT)
         for process in processes:
@@ -150,11 +153,11 @@ def test_all_end_quietly_when_the_output_of_the_first_is_wanted_no_longer():
 
 
 def test_a_run_in_which_nothing_moves_says_where_all_are():
-    codes = ["hosts.report('a')\nhosts.exchange('b', 1)", "hosts.report('c')\ntime.sleep(1.6)"]
-    with together(*codes, timeout=1.0) as processes:
+    codes = ["hosts.report('a')\nhosts.exchange('b', 1)", "hosts.report('c')\ntime.sleep(2.6)"]
+    with together(*codes, timeout=LIMIT) as processes:
         status, _, err = ended(processes[0])
     assert (status, err) == (4, err)
-    assert "anyfold: no news for 1 s: process 0 at 'b', process 1 at 'c'\n" in err
+    assert "anyfold: no news for 2 s: process 0 at 'b', process 1 at 'c'\n" in err
 
 
 def test_a_large_value_arrives_whole():

@@ -14,6 +14,9 @@ namespace {
 // Below so many bytes read, handing work to another thread costs more than it saves.
 constexpr int64_t kAlone = 64 << 10;
 
+// Shorter sums keep all bits: what 16 leave out averages out in long ones alone.
+constexpr int64_t kLongSum = 512;
+
 // A value with this share of the sum of its row's squares makes the row one for 24 bits.
 constexpr float kLoneShare = 0.125f;
 
@@ -132,7 +135,7 @@ void products(const Matrix& x, int64_t rows, bool exact, std::span<const Product
   const int64_t blocks = all[0].tiles.blocks;
   Some parts[2];
   int count = 1;
-  if (exact) {
+  if (exact || x.cols < kLongSum) {
     parts[0] = quantised<0>(x, rows, nullptr, blocks, true);
   } else {
     int32_t* order = reinterpret_cast<int32_t*>(room<3>(static_cast<size_t>(rows) * 8));

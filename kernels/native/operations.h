@@ -49,7 +49,7 @@ struct Tiles {
   int64_t bytes() const { return columns * blocks * kTileBytes; }
 };
 
-// x times each weight, as exactly as float32 has it or in 16 bits a value where that is enough.
+// x times each weight, as exactly as float32 has it, or in 16 bits a value where that is enough.
 // `gated`: two weights, whose products a Binary makes one of.
 struct Product {
   Tiles tiles;
