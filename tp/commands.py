@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 
+MANY = 64  # chips: simulated ones share a CPU, and each is loaded and compiled for
+
+
 class UsageError(ValueError):
     """A command line that asks for what cannot be."""
 
@@ -156,6 +159,8 @@ def _loaded(source: Any, args: argparse.Namespace) -> Any:
     from tp.engine import load_source
 
     _keep_compiled()
+    if (args.chips or 0) > MANY:
+        say(f"loading for {args.chips} chips; where they are simulated this takes minutes")
     progress = _Progress()
     try:
         return load_source(
