@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-
 MANY = 64  # chips: simulated ones share a CPU, and each is loaded and compiled for
 
 
