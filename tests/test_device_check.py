@@ -1,23 +1,10 @@
 """The check of devices, on simulated chips: what it reads of a compiled program, and its parts."""
 
-import subprocess
-import sys
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from types import ModuleType
 
-import jax
-import numpy as np
 import pytest
 
-from kernels import matmul
-from kernels.q8 import Q8
-from tests import device_parts
-from tests.device_findings import Finding, page
-from tests.device_models import int8_kept, model_of
 from tests.hlo import floats_of_sizes
-from tp.launch import devices
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "device_check"
