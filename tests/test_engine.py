@@ -137,3 +137,17 @@ def test_a_temperature_near_zero_takes_the_likeliest(small: Engine, temperature:
     sampling = Sampling(temperature=temperature, seed=3)
     drawn = list(small.chat().tokens(prompt(6), max_tokens=6, sampling=sampling))
     assert drawn == list(small.chat().tokens(prompt(6), max_tokens=6))
+
+
+def test_without_compiled_kernels_all_goes_through_xla(
+    small: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = small.logits(prompt(20))
+    made = list(small.chat().tokens(prompt(6), max_tokens=9))
+    for module in ("kernels.native.chain", "kernels.table"):
+        monkeypatch.setattr(f"{module}.why_not", lambda: "no native kernels: no compiler")
+    monkeypatch.setattr("kernels.native.call.target", lambda: pytest.fail("there is no handler"))
+    plain = load(str(CHECKPOINTS / "smollm2"), chips=3, context=32)
+    assert np.abs(plain.logits(prompt(20)) - wanted).max() < 1e-4 * wanted.std()
+    assert list(plain.chat().tokens(prompt(6), max_tokens=9)) == made
+    assert "native" not in set(plain.decoder.decode.kernels.values())

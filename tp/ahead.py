@@ -31,11 +31,15 @@ class Ahead:
             yield tokens
 
     def finish(self) -> Arrays | None:
-        """The states after all that was made; None where it failed on its way."""
+        """The states after all that was made; None where it failed or was interrupted on its way.
+
+        A part that nobody was handed leaves caches as good as they were, and recurrent states not.
+        """
         try:
             if self._next is not None:
                 part = self._next.result()
-                self._states = self._states if part is None else part[1]
+                states = self._states if part is None else part[1]
+                self._states = states if self._ahead else None
         except Exception:
             self._states = None
         finally:

@@ -138,7 +138,8 @@ class _Trace:
 
     def settle(self) -> None:
         """Close the chain: of what it computes, keep what is still to be read."""
-        if self.chain is None:
+        if self.chain is None or not self.chain.steps:
+            self.chain = None
             return
         pending = {key: value for key, value in self.env.items() if isinstance(value, Value)}
         wanted = {key: value for key, value in pending.items() if self.still_read(key)}
