@@ -43,9 +43,10 @@ def _by_heads(x: Matrix, w: Packed | Float[Array, "_ _"], heads: int) -> Matrix:
 
 # --- Weights that stay q8: those of accelerators
 #
-# Read in what XLA compiles for an H200 and for a TPU v5e (jax 0.10.2), and run on neither. Left
-# to itself, XLA writes the whole weight in floats beside it, for a TPU even where one row is
-# multiplied with it: so its scales are put to what a block comes to, or it is taken in pieces.
+# Read in what XLA compiles for an H200 and for TPUs (v4 to v6e; jax 0.10.2), and run on none of
+# them. Left to itself, XLA writes the whole weight in floats beside it, for a TPU even where one
+# row is multiplied with it: so its scales are put to what a block comes to, or it is taken in
+# pieces. `scripts/device_check` looks.
 
 ByHead = Float[Array, "rows heads n"]
 

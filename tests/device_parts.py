@@ -4,11 +4,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from author.families.model import Model
 from author.spec import Moe
@@ -17,8 +17,8 @@ from tests.device_findings import Finding
 from tests.device_models import CHECKPOINTS, fill, model_of, shape_of
 from tests.grid import WAYS, cells
 from tests.hlo import Floats, floats_of_sizes
-from tp.bench.anyfold import Anyfold
-from tp.bench.orders import timed
+from tp.bench.orders import SHORT, random_ids, timed
+from tp.bench.reads import step_bytes
 from tp.columns import amount
 from tp.decoder import Decoder
 from tp.engine import load
@@ -26,7 +26,8 @@ from tp.launch import Devices, devices
 from tp.lower import lower
 from tp.operands import Operand
 from tp.roll import roll
-from tp.step import shapes, whole_step
+from tp.sample import Sampling
+from tp.step import CACHES, shapes, whole_step
 from tp.stretch import stretch
 
 # --- Logits
@@ -176,28 +177,48 @@ def _given(decoder: Decoder) -> list[int]:
 def speed(model: Loaded, memory: float | None, *, tokens: int = 64, repeats: int = 3) -> Finding:
     """Tokens a second, the best of some turns; `memory` is what a device reads a second."""
     decoder = model.decoder
-    run = Anyfold(SimpleNamespace(decoder=decoder, source=SimpleNamespace(model=decoder.model)))  # pyright: ignore[reportArgumentType]
-    prompt = min(512, decoder.context // 2)
+    ids = random_ids(min(512, decoder.context // 2), decoder.model.spec.vocab)
     tokens = min(tokens, decoder.context // 4)
-    turns = [(run.prefill(tokens=prompt), run.decode(tokens=tokens)) for _ in range(repeats + 1)]
-    read, made = zip(*turns[1:], strict=True)  # the first compiles
-    prefill = prompt / min(turn["seconds"] for turn in read)
-    decode = tokens / min(turn["seconds"] for turn in made)
-    bytes_read = decode * made[0]["bytes"]
+    turns = [(_prefill(decoder, ids), _decode(decoder, tokens)) for _ in range(repeats + 1)]
+    read, made = (min(seconds) for seconds in zip(*turns[1:], strict=True))  # the first compiles
+    bytes_read = tokens / made * _step_bytes(decoder, SHORT + tokens // 2)
     chips = decoder.devices.chips
-    share = "" if memory is None else f"{bytes_read / memory / chips:.0%}"
     return Finding(
         part="speed",
         cells=(
             model.name,
             str(chips),
-            f"{decode:,.1f}",
-            f"{prefill:,.1f}",
+            f"{tokens / made:,.1f}",
+            f"{len(ids) / read:,.1f}",
             f"{bytes_read / 1e9:,.1f}",
-            share,
+            "" if memory is None else f"{bytes_read / memory / chips:.0%}",
         ),
         holds=None,
     )
+
+
+def _prefill(decoder: Decoder, ids: list[int]) -> float:
+    """The seconds that reading a prompt takes, until its logits are there."""
+    states = jax.block_until_ready(decoder.fresh())
+    return timed(lambda: np.asarray(decoder.prefill(states, ids)[0]))[0]
+
+
+def _decode(decoder: Decoder, tokens: int) -> float:
+    """The seconds that so many greedy tokens take, after a short prompt and one more."""
+    ids, greedy = random_ids(SHORT, decoder.model.spec.vocab), Sampling()
+    logits, states = decoder.prefill(decoder.fresh(), ids)
+    first = decoder.first_token(logits, SHORT, greedy)
+    made = decoder.generate(
+        states, first, SHORT + 1, limit=tokens, sampling=greedy, stops=frozenset()
+    )
+    return timed(lambda: sum(len(part) for part, _ in made))[0]
+
+
+def _step_bytes(decoder: Decoder, position: int) -> int:
+    """What a token at a position cannot but read."""
+    operands = {**decoder.operands, **decoder.decode.states}
+    item = jnp.dtype(CACHES[decoder.cache]).itemsize
+    return step_bytes(decoder.model, operands, position, item_bytes=item)
 
 
 @cache
@@ -224,10 +245,11 @@ def memory(model: Loaded) -> Finding:
     chips = decoder.devices.mesh.devices.flat
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in chips]
     where = (model.name, str(decoder.devices.chips))
-    if None in peaks:
+    told = [peak for peak in peaks if peak is not None]
+    if len(told) < len(peaks):
         cells = (*where, "", amount(max(model.held)), amount(caches), "not told")
         return Finding(part="memory", cells=cells, holds=None)
-    return worst_off(where, model.held, caches, peaks)
+    return worst_off(where, model.held, caches, told)
 
 
 def worst_off(where: tuple[str, str], held: list[int], caches: int, peaks: list[int]) -> Finding:
