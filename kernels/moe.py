@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from kernels.arrays import Integer, Matrix, einsum, full
-from kernels.matmul import AnyStored, Stored, as_float, matmul, taken
+from kernels.arrays import Integer, Matrix, full
+from kernels.matmul import AnyStored, Stored, matmul, taken
 from kernels.q8 import Q8
 
 SMALLEST = jnp.finfo(jnp.float32).tiny
@@ -106,7 +106,7 @@ class _Experts:
         return out if self.weighting_inputs else weight * out
 
     def _product(self, which: int, expert: Integer, x: Matrix) -> Matrix:
-        out = einsum("rn,on->ro", x, as_float(taken(self.matrices[which], expert)))
+        out = matmul(x, taken(self.matrices[which], expert))
         bias = self.biases[which]
         return out if bias is None else out + bias[expert][None]
 

@@ -108,6 +108,7 @@ ORDER = {
         "store_file",
         "checkpoint",
         "tables",
+        "authored",
         "rolled",
         "unroll",
         "roll",

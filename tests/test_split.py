@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from author.kinds import author
 from author.manifest import TpManifest
 from author.names import Name
 from author.spec import Layer, ModelSpec, Window
 from kernels.native.library import why_not
 from tests.tiny import SPECS, random_spec
 from tp import loader
+from tp.authored import step_of
 from tp.costs import Cost
 from tp.decoder import Decoder
 from tp.launch import devices
 from tp.matrices import Matrix
 from tp.outline import Outline, open_outline
 from tp.source import open_source
-from tp.split import Split, split_arguments, split_of
+from tp.split import Split, split_of
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 DENSE, MIXED, LATENT, RECURRENT = "llama", "mixtral", "deepseek_v3", "qwen3_next"
@@ -177,8 +177,7 @@ def _windowed(layer: Layer) -> Layer:
 
 
 def whole_manifest(spec: ModelSpec, chips: int) -> TpManifest:
-    args = {"dir": "w", "ctx": CONTEXT, "tok": 0, "pos": 1, **split_arguments(chips)}
-    found = author(spec, "tp_decode_step", args).manifest
+    found = step_of(spec, chips=chips, context=CONTEXT).manifest
     assert found is not None
     return found
 

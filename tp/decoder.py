@@ -1,6 +1,6 @@
 """A model stepping on its chips, ids to logits: prompts in chunks, tokens many a call, batches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -12,10 +12,9 @@ import numpy as np
 from jaxtyping import Float32
 
 from author.families.model import Model
-from author.kinds import author
 from author.program import Program
-from kernels.q8 import BLOCK
 from tp import sample
+from tp.authored import authored
 from tp.launch import Devices, from_first_chip, once
 from tp.lower import Arrays, Lowered, lower
 from tp.operands import Operand
@@ -75,7 +74,7 @@ class Decoder:
     @cached_property
     def decode(self) -> Lowered:
         """One token at one position."""
-        return self._lowered("tp_decode_step", {"tok": 0, "pos": 1}, ("logits", "next"))
+        return self.lowered("tp_decode_step", {"tok": 0, "pos": 1}, ("logits", "next"))
 
     @property
     def operands(self) -> dict[str, Operand]:
@@ -84,14 +83,15 @@ class Decoder:
 
     def authored(self, kind: str, args: dict[str, Any]) -> Program:
         """A program of the model on these chips."""
-        split = {"tp": self.devices.chips, "align": BLOCK, "vocabulary": True, "beyond": True}
-        rows_of_cache = max(self.context, 2)  # a text of two rows has to fit
-        return author(
-            self.model.spec, kind, {"dir": "weights", "ctx": rows_of_cache, **args, **split}
-        )
+        chips, context = self.devices.chips, self.context
+        return authored(self.model.spec, kind, chips=chips, context=context, **args)
 
-    def _lowered(
-        self, kind: str, args: dict[str, Any], outputs: tuple[str, ...], rows: int | None = None
+    def lowered(
+        self,
+        kind: str,
+        args: dict[str, Any],
+        outputs: Collection[str] | None,
+        rows: int | None = None,
     ) -> Lowered:
         """A program of the model, authored for two rows and stretched where it stacks them."""
         rolled = roll(self.authored(kind, args))
@@ -212,7 +212,7 @@ class Decoder:
 
     def _prefill(self, rows: int) -> Any:
         args = {"toks": [0, 0], "pos0": 1}
-        lowered = self._lowered("tp_prefill", args, ("logits",), rows)
+        lowered = self.lowered("tp_prefill", args, ("logits",), rows)
         return whole_step(lowered, self.devices.mesh, ("logits",))
 
     def score(self, ids: Sequence[int]) -> Float32[np.ndarray, "rows vocabulary"]:
@@ -235,7 +235,7 @@ class Decoder:
 
     def _score(self, rows: int) -> Any:
         args = {"toks": [0, 0], "pos0": 1}
-        lowered = self._lowered("tp_prefill_logits", args, ("blogits",), rows)
+        lowered = self.lowered("tp_prefill_logits", args, ("blogits",), rows)
         return whole_step(lowered, self.devices.mesh, ("blogits",))
 
     def check_fits(self, ids: Sequence[int], position: int = 1) -> None:
@@ -283,7 +283,7 @@ class Decoder:
     def _batch(self, sequences: int) -> tuple[Lowered, Any]:
         def make() -> tuple[Lowered, Any]:
             args = {"seqs": [[0, 1], [0, 1]]}
-            lowered = self._lowered("tp_decode_batch", args, ("blogits",), sequences)
+            lowered = self.lowered("tp_decode_batch", args, ("blogits",), sequences)
             return lowered, whole_step(lowered, self.devices.mesh, ("blogits",))
 
         return self._step(("batch", sequences), make)

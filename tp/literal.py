@@ -7,10 +7,9 @@ import numpy as np
 from jaxtyping import Float32
 
 from author.chips import chip_programs
-from author.kinds import author
 from author.names import Name
 from author.program import Program, roles
-from kernels.q8 import BLOCK
+from tp.authored import authored
 from tp.interpret import interpret_chips
 from tp.loader import read_table, read_whole
 from tp.operands import operands
@@ -26,12 +25,12 @@ def literal_logits(
     The texts of all chips are run side by side by the interpreter, in float32 with the
     reference kernels: no rolling, no lowering, no mesh.
     """
-    split = {"tp": chips, "align": BLOCK, "vocabulary": True, "beyond": True}
+    spec = source.model.spec
     values: dict[Name, Any] = {}
     found: list[np.ndarray] = []
     for position, token in enumerate(ids, start=1):
-        step = {"dir": "weights", "ctx": context, "tok": token, "pos": position}
-        program = author(source.model.spec, "tp_decode_step", {**step, **split})
+        at = {"tok": token, "pos": position}
+        program = authored(spec, "tp_decode_step", chips=chips, context=context, **at)
         if position == 1:
             short = source.model.short_length
             long = short is not None and len(ids) > short

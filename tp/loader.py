@@ -117,7 +117,7 @@ class _Filling:
         outer, inner = stored_ranges(operand, chip)
         block, inputs = block_of(operand), sum(width for *_, width in inner)
         outputs = sum(width for *_, width in outer)
-        tiled = operand.stored != "heads" and not operand.experts
+        tiled = operand.tiled
 
         def packed(q: Q8) -> Any:
             return pack(q, self.devices.platform, self.kernels, tiled=tiled)

@@ -188,7 +188,7 @@ def _given_bytes(operand: Operand, width: int) -> int:
 
 def _takes_tiles(operand: Operand) -> bool:
     """Whether the weight is packed on a CPU, as the loader asks and `kernels.table.pack` grants."""
-    wanted = operand.quantised and operand.stored != "heads" and not operand.experts
+    wanted = operand.quantised and operand.tiled
     return wanted and block_of(operand) == BLOCK and min(operand.local) > 0
 
 

@@ -60,6 +60,11 @@ class Operand:
     experts: bool = False
 
     @property
+    def tiled(self) -> bool:
+        """Whether all that reads a quantised weight takes it in tiles."""
+        return self.stored != "heads" and not self.experts
+
+    @property
     def local(self) -> tuple[int, int]:
         """Rows and columns of the slice of one chip, padding included."""
         rows, cols = self.whole

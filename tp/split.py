@@ -7,13 +7,13 @@ each kind: layers that are alike are split alike. Nothing here prints, and nothi
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from author.kinds import author
 from author.names import Name
 from author.program import Program
 from author.refusals import check_tp
 from author.share import Share, attention_heads, delta_heads, lone_heads
 from author.spec import Attention, Dense, GatedDelta, Layer, ModelSpec, SpecError
 from kernels.q8 import BLOCK
+from tp.authored import step_of
 from tp.costs import Cost
 from tp.matrices import FLOAT, Matrix, matrix_of, uses
 from tp.operands import operands
@@ -189,9 +189,8 @@ def _alike(layers: Sequence[Layer]) -> dict[Layer, list[int]]:
 
 def _program(spec: ModelSpec, kinds: tuple[Layer, ...], chips: int, context: int) -> Program:
     """A decode step of one layer of each kind; refusals name the layers of the whole model."""
-    args = {"dir": "weights", "ctx": context, "tok": 0, "pos": 1, **split_arguments(chips)}
     try:
-        return author(replace(spec, layers=kinds), "tp_decode_step", args)
+        return step_of(replace(spec, layers=kinds), chips=chips, context=context)
     except SpecError:
         check_tp(spec, chips, beyond=True)
         raise
@@ -220,11 +219,6 @@ def _matrices(
         for name, operand in operands(rolled).items()
         if operand.role != "input"
     )
-
-
-def split_arguments(chips: int) -> dict[str, object]:
-    """How every model is split: at the blocks of its scales, its vocabulary too."""
-    return {"tp": chips, "align": BLOCK, "vocabulary": True, "beyond": True}
 
 
 # --- What chips have of a layer

@@ -4,14 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from author.chips import chip_program
-from author.kinds import author
 from author.manifest import manifest_to_json
 from author.program import Program
+from tp.authored import authored
 from tp.columns import json_lines
 from tp.outline import Outline, outline_json
 from tp.roll import roll
 from tp.rolled import write_rolled
-from tp.split import split_arguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +29,11 @@ class Asked:
     @property
     def joint(self) -> Program:
         """The program of a decode step, or of one layer of it, for all chips."""
-        args = {"dir": "weights", "ctx": max(self.context, 2), "pos": 1}
-        args |= split_arguments(self.chips)
+        kind, read = "tp_decode_step", {"tok": 0}
         if self.layer is not None:
-            return author(self.outline.spec, "tp_decode_layer", {**args, "l": self.layer})
-        return author(self.outline.spec, "tp_decode_step", {**args, "tok": 0})
+            kind, read = "tp_decode_layer", {"l": self.layer}
+        of = {"chips": self.chips, "context": self.context}
+        return authored(self.outline.spec, kind, **of, pos=1, **read)
 
     @property
     def program(self) -> Program:

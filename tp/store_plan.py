@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import prod
 
 from author.families.model import View
-from author.kinds import author
 from kernels.q8 import BLOCK
+from tp.authored import step_of
 from tp.checkpoint import Checkpoint
 from tp.fitting import check_tensors
 from tp.operands import operands
@@ -111,10 +111,8 @@ def plan_of(source: Source, shard_size: int) -> Plan:
     Raises CheckpointError where a tensor is missing, has another shape than the model says, or
     belongs to nothing.
     """
-    split = {"tp": 1, "align": BLOCK, "vocabulary": True, "beyond": True}
-    step = {"dir": "weights", "ctx": 2, "tok": 0, "pos": 1}
-    program = author(source.model.spec, "tp_decode_step", {**step, **split})
-    wanted = {str(n): o for n, o in operands(roll(program)).items() if o.role == "weight"}
+    rolled = roll(step_of(source.model.spec, chips=1, context=1))
+    wanted = {str(n): o for n, o in operands(rolled).items() if o.role == "weight"}
     if source.model.tied:
         wanted.pop("Wout", None)
     skipped = check_tensors(source.model, wanted, source.checkpoint)

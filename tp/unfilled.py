@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
-from kernels.native.library import why_not
-from kernels.native.packed import SIDE, TILE, Packed, packs
+from kernels.native.packed import SIDE, TILE, Packed
 from kernels.q8 import Q8
+from kernels.table import packing
 from tp.lower import CHIP, Lowered, partition
 from tp.operands import Operand
 from tp.slices import block_of, stored_ranges
@@ -51,14 +51,15 @@ def stored(operand: Operand, platform: str) -> Any:
         scales=jax.ShapeDtypeStruct((outputs, -(-inputs // block)), jnp.float16),
         block=block,
     )
-    if platform != "cpu":
-        return q
-    tiled = operand.stored != "heads" and not operand.experts
-    if tiled and packs(q) and why_not() is None:
-        tiles = (-(-outputs // SIDE), -(-inputs // SIDE), TILE)
-        whole = jax.ShapeDtypeStruct(tiles, jnp.uint8)
-        return Packed(tiles=whole, outputs=outputs, inputs=inputs)
-    return jax.ShapeDtypeStruct((outputs, inputs), jnp.float32)
+    match packing(q, platform, tiled=operand.tiled):
+        case "q8":
+            return q
+        case "tiles":
+            tiles = (-(-outputs // SIDE), -(-inputs // SIDE), TILE)
+            whole = jax.ShapeDtypeStruct(tiles, jnp.uint8)
+            return Packed(tiles=whole, outputs=outputs, inputs=inputs)
+        case "floats":
+            return jax.ShapeDtypeStruct((outputs, inputs), jnp.float32)
 
 
 def _integer() -> jax.ShapeDtypeStruct:

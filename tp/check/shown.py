@@ -10,17 +10,15 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from author.forms import Statement
-from author.kinds import author
 from author.names import Name
 from author.program import Program, bound, changed
 from kernels.matmul import as_float
-from kernels.q8 import BLOCK
+from tp.authored import authored
 from tp.decoder import Decoder
-from tp.lower import CHIP, Arrays, Lowered, lower, partition
+from tp.lower import CHIP, Arrays, Lowered, partition
 from tp.operands import Operand, canonical
-from tp.roll import roll
 from tp.rolled import Along
-from tp.stretch import stacked, stretch
+from tp.stretch import stacked
 
 Way = Literal["prefill", "steps"]  # a prompt read in chunks, or a token at a time
 
@@ -60,9 +58,7 @@ def text_of(decoder: Decoder, piece: Piece, chips: int) -> Program:
     kind, read = "tp_decode_step", {"tok": ids[0], "pos": piece.position}
     if piece.rows is not None:
         kind, read = "tp_prefill_logits", {"toks": ids, "pos0": piece.position}
-    split = {"tp": chips, "align": BLOCK, "vocabulary": True, "beyond": True}
-    step = {"dir": "weights", "ctx": max(decoder.context, 2), **read, **split}
-    return author(decoder.model.spec, kind, step)
+    return authored(decoder.model.spec, kind, chips=chips, context=decoder.context, **read)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,14 +118,10 @@ class Shown:
         return self._steps[rows]
 
     def _lowered(self, rows: int | None) -> Lowered:
-        decoder = self.decoder
-        if rows is None:
-            rolled = roll(decoder.authored("tp_decode_step", {"tok": 0, "pos": 1}))
-        else:
-            two = decoder.authored("tp_prefill_logits", {"toks": [0, 0], "pos0": 1})
-            rolled = stretch(roll(two), rows)
-        platform = decoder.devices.platform
-        return lower(rolled, platform=platform, kernels=decoder.kernels, outputs=self.names)
+        kind, read = "tp_decode_step", {"tok": 0, "pos": 1}
+        if rows is not None:
+            kind, read = "tp_prefill_logits", {"toks": [0, 0], "pos0": 1}
+        return self.decoder.lowered(kind, read, self.names, rows)
 
     # --- What is held
 

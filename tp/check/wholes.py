@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from author.kinds import author
 from author.names import Name
-from kernels.q8 import BLOCK
+from tp.authored import step_of
 from tp.loader import read_table, read_whole
 from tp.operands import Operand, operands
 from tp.roll import roll
@@ -49,6 +48,4 @@ class Wholes:
 
 def whole_operands(source: Source, context: int) -> dict[Name, Operand]:
     """The matrices of a model as one chip would have them, with tables for so many positions."""
-    step = {"dir": "weights", "ctx": max(context, 2), "tok": 0, "pos": 1}
-    split = {"tp": 1, "align": BLOCK, "vocabulary": True, "beyond": True}
-    return operands(roll(author(source.model.spec, "tp_decode_step", {**step, **split})))
+    return operands(roll(step_of(source.model.spec, chips=1, context=context)))
