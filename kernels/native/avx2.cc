@@ -65,16 +65,17 @@ inline void part_sums(const uint8_t* tile, const uint8_t* x, int32_t offset, __m
 
 // `out` is [32] and grows by one block's share.
 inline void block_product(const uint8_t* tile, const Inputs& x, int64_t at, float* out) {
-  const uint8_t* line = x.lines + at * x.line();
+  const bool wide = x.wide[at];
   __m256i high[4], low[4];
-  part_sums(tile, line, x.offsets[2 * at], high);
-  if (x.wide) part_sums(tile, line + 64, x.offsets[2 * at + 1], low);
+  part_sums(tile, x.lines + at * Inputs::kLine, x.offsets[2 * at], high);
+  if (wide) part_sums(tile, x.lows + at * Inputs::kLine, x.offsets[2 * at + 1], low);
   for (int j = 0; j < 4; j++) {
     const __m256 scales =
         _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(tile + 16 * j)));
     const __m256 factor = _mm256_mul_ps(scales, _mm256_set1_ps(x.scales[at]));
     __m256 total = _mm256_cvtepi32_ps(high[j]);
-    if (x.wide) total = _mm256_fmadd_ps(total, _mm256_set1_ps(256.0f), _mm256_cvtepi32_ps(low[j]));
+    if (wide)
+      total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(low[j]), _mm256_set1_ps(1.0f / 256), total);
     _mm256_storeu_ps(out + 8 * j, _mm256_fmadd_ps(total, factor, _mm256_loadu_ps(out + 8 * j)));
   }
 }
@@ -92,7 +93,7 @@ void product(const uint8_t* tiles, const Inputs& x, int64_t first, int rows, flo
 }  // namespace
 
 const Level kAvx2 = {"avx2", runs_here, quantise, product, embed,   rms_norm,
-                      rope,      unary,    binary,  lone,   argmax,  to_half, attend};
+                      rope,      unary,    binary,  argmax, to_half, attend};
 
 }  // namespace anyfold
 

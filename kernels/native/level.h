@@ -13,21 +13,26 @@ constexpr int kTileBytes = 64 + kSide * kSide;
 
 // Rows of activations as integers of 16 or 24 bits a block of 32, times the block's scale, in
 // whatever order a level's product reads them. 24 bits are as exact as float32; 16 leave 1.5e-5 of
-// a block's largest value and take two thirds of the work. A wide value is 256 * (its high part,
-// 16 bits) + (its low part, 8 bits).
+// a block's largest value and take two thirds of the work. A value of 24 bits is 256 * (its high
+// part, 16 bits) + (its low part, 8 bits); one of 16 is a high part alone.
 constexpr float kLargest16 = 32512.0f;    // 127 * 2^8
 constexpr float kLargest24 = 8323072.0f;  // 127 * 2^16
 
 struct Inputs {
   int64_t rows;
   int64_t blocks;
-  bool wide;
-  uint8_t* lines;    // [rows, blocks, line()]
-  float* scales;     // [rows, blocks]
+  float share;       // a block with more of its row's sum of squares in one value has 24 bits
+  uint8_t* lines;    // [rows, blocks, kLine]: high parts
+  uint8_t* lows;     // [rows, blocks, kLine]: low parts, where there are some
+  float* scales;     // [rows, blocks]: of high parts
   int32_t* offsets;  // [rows, blocks, 2]: what the 128 in the weights adds to the sums of high and
-                     // of low parts, to be taken off; one is used where values have 16 bits
+                     // of low parts, to be taken off
+  bool* wide;        // [rows, blocks]: which have low parts
 
-  int64_t line() const { return wide ? 128 : 64; }
+  static constexpr int kLine = 64;
+  static constexpr size_t kBytes = 2 * kLine + 13;  // of a block
+
+  bool all_wide() const { return share == 0; }
 };
 
 struct Attention {
@@ -74,7 +79,6 @@ struct Level {
                int64_t half, float* out);
   void (*unary)(Unary kind, const float* x, int64_t n, float number, float* out);
   void (*binary)(Binary kind, const float* a, const float* b, int64_t n, float* out);
-  bool (*lone)(const float* x, int64_t n, float share);
   int64_t (*argmax)(const float* x, int64_t n);
   void (*to_half)(const float* x, int64_t n, uint16_t* out);
   // The heads of one group over rows [from, to) of the cache: `out`, not yet divided by the totals,

@@ -14,11 +14,9 @@ namespace {
 // Below so many bytes read, handing work to another thread costs more than it saves.
 constexpr int64_t kAlone = 64 << 10;
 
-// Shorter sums keep all bits: what 16 leave out averages out in long ones alone.
-constexpr int64_t kLongSum = 512;
-
-// A value with this share of the sum of its row's squares makes the row one for 24 bits.
-constexpr float kLoneShare = 0.125f;
+// A block with a value of this share of its row's sum of squares has 24 bits: its other values
+// would be left few of 16, and what 16 leave out of it would be the most of what they leave out.
+constexpr float kWideShare = 0.02f;
 
 // Fewer positions than this are not worth a piece of their own.
 constexpr int64_t kPositionsAPiece = 256;
@@ -49,43 +47,25 @@ void in_pieces(int64_t count, int64_t bytes, int64_t pieces_a_thread, const Work
   });
 }
 
-// Some rows of a matrix, quantised; `row_of` says which, null: all of them.
-struct Some {
-  Inputs in;
-  const int32_t* row_of;
-
-  int64_t row(int64_t i) const { return row_of ? row_of[i] : i; }
-};
-
-template <int kUse>
-Some quantised(const Matrix& x, int64_t rows, const int32_t* row_of, int64_t blocks, bool wide) {
-  const size_t count = static_cast<size_t>(rows * blocks), line = wide ? 128 : 64;
-  char* memory = room<kUse>(count * (line + 12));
-  char* scales = memory + count * line;
-  const Some some = {{rows, blocks, wide, reinterpret_cast<uint8_t*>(memory),
-                      reinterpret_cast<float*>(scales),
-                      reinterpret_cast<int32_t*>(scales + count * 4)},
-                     row_of};
+// Rows as integers, in the thread's scratch.
+Inputs quantised(const Matrix& x, int64_t rows, int64_t blocks, float share) {
+  const size_t count = static_cast<size_t>(rows * blocks);
+  char* lines = room<0>(count * Inputs::kBytes);
+  char* lows = lines + count * Inputs::kLine;
+  char* scales = lows + count * Inputs::kLine;
+  char* offsets = scales + count * 4;
+  const Inputs in = {rows,
+                     blocks,
+                     share,
+                     reinterpret_cast<uint8_t*>(lines),
+                     reinterpret_cast<uint8_t*>(lows),
+                     reinterpret_cast<float*>(scales),
+                     reinterpret_cast<int32_t*>(offsets),
+                     reinterpret_cast<bool*>(offsets + count * 8)};
   in_pieces(rows, rows * x.cols * 4, 4, [&](int64_t from, int64_t to) {
-    for (int64_t i = from; i < to; i++)
-      level().quantise(x.row(some.row(i)), x.cols, some.in, i);
+    for (int64_t i = from; i < to; i++) level().quantise(x.row(i), x.cols, in, i);
   });
-  return some;
-}
-
-// Puts the rows that want 24 bits after those that do not, and says how many do not. A value that
-// has a share of its row's energy to itself leaves the others of its block few of 16 bits; the
-// first token of a text is such a row in many models.
-int64_t by_width(const Matrix& x, int64_t rows, int32_t* order) {
-  in_pieces(rows, rows * x.cols * 4, 4, [&](int64_t from, int64_t to) {
-    for (int64_t i = from; i < to; i++) order[rows + i] = level().lone(x.row(i), x.cols, kLoneShare);
-  });
-  int64_t narrow = 0, wide = 0;
-  for (int64_t i = 0; i < rows; i++)
-    if (!order[rows + i]) order[narrow++] = static_cast<int32_t>(i);
-  for (int64_t i = 0; i < rows; i++)
-    if (order[rows + i]) order[narrow + wide++] = static_cast<int32_t>(i);
-  return narrow;
+  return in;
 }
 
 // All rows a few at a time, as evenly as it goes: two at a time take nearly as long as four.
@@ -100,29 +80,28 @@ void by_rows(int64_t rows, const Work& work) {
 }
 
 // One column of tiles, for all rows.
-void column_of(const Product& p, const Some& some, int64_t column) {
+void column_of(const Product& p, const Inputs& in, int64_t column) {
   float part[kMostRows * kSide];
   const uint8_t* tiles = p.tiles.data + column * p.tiles.blocks * kTileBytes;
   const size_t width = static_cast<size_t>(std::min<int64_t>(kSide, p.outputs - column * kSide));
-  by_rows(some.in.rows, [&](int64_t row, int count) {
-    level().product(tiles, some.in, row, count, part);
+  by_rows(in.rows, [&](int64_t row, int count) {
+    level().product(tiles, in, row, count, part);
     for (int r = 0; r < count; r++)
-      std::memcpy(p.out + some.row(row + r) * p.outputs + column * kSide, part + r * kSide,
-                  width * 4);
+      std::memcpy(p.out + (row + r) * p.outputs + column * kSide, part + r * kSide, width * 4);
   });
 }
 
-void gated_column_of(std::span<const Product> two, const Some& some, Binary gate, int64_t column) {
+void gated_column_of(std::span<const Product> two, const Inputs& in, Binary gate, int64_t column) {
   float parts[2][kMostRows * kSide];
   const Product& p = two[0];
   const int64_t width = std::min<int64_t>(kSide, p.outputs - column * kSide);
-  by_rows(some.in.rows, [&](int64_t row, int count) {
+  by_rows(in.rows, [&](int64_t row, int count) {
     for (int i = 0; i < 2; i++)
-      level().product(two[i].tiles.data + column * two[i].tiles.blocks * kTileBytes, some.in, row,
+      level().product(two[i].tiles.data + column * two[i].tiles.blocks * kTileBytes, in, row,
                       count, parts[i]);
     for (int r = 0; r < count; r++)
       level().binary(gate, parts[0] + r * kSide, parts[1] + r * kSide, width,
-                     p.out + some.row(row + r) * p.outputs + column * kSide);
+                     p.out + (row + r) * p.outputs + column * kSide);
   });
 }
 
@@ -133,33 +112,21 @@ int64_t columns_of(const Product& p) { return (p.outputs + kSide - 1) / kSide; }
 void products(const Matrix& x, int64_t rows, bool exact, std::span<const Product> all,
               const Binary* gated) {
   const int64_t blocks = all[0].tiles.blocks;
-  Some parts[2];
-  int count = 1;
-  if (exact || x.cols < kLongSum) {
-    parts[0] = quantised<0>(x, rows, nullptr, blocks, true);
-  } else {
-    int32_t* order = reinterpret_cast<int32_t*>(room<3>(static_cast<size_t>(rows) * 8));
-    const int64_t narrow = by_width(x, rows, order);
-    parts[0] = quantised<0>(x, narrow, order, blocks, false);
-    if (narrow < rows)
-      parts[count++] = quantised<4>(x, rows - narrow, order + narrow, blocks, true);
-  }
+  const Inputs in = quantised(x, rows, blocks, exact ? 0 : kWideShare);
   int64_t columns = 0;
   for (const Product& p : gated ? all.first(1) : all) columns += columns_of(p);
   const int64_t bytes = columns * blocks * kTileBytes * std::min<int64_t>(rows, 64);
   in_pieces(columns, bytes, rows == 1 ? 4 : 16, [&](int64_t from, int64_t to) {
-    for (const Some& some : std::span(parts, static_cast<size_t>(count))) {
-      if (gated) {
-        for (int64_t c = from; c < to; c++) gated_column_of(all, some, *gated, c);
-        continue;
-      }
-      int64_t before = 0;
-      for (const Product& p : all) {
-        const int64_t end = before + columns_of(p);
-        for (int64_t c = std::max(from, before); c < std::min(to, end); c++)
-          column_of(p, some, c - before);
-        before = end;
-      }
+    if (gated) {
+      for (int64_t c = from; c < to; c++) gated_column_of(all, in, *gated, c);
+      return;
+    }
+    int64_t before = 0;
+    for (const Product& p : all) {
+      const int64_t end = before + columns_of(p);
+      for (int64_t c = std::max(from, before); c < std::min(to, end); c++)
+        column_of(p, in, c - before);
+      before = end;
     }
   });
 }

@@ -191,15 +191,16 @@ void to_half(const float* x, int64_t n, uint16_t* out) {
 }
 #endif
 
-// Whether one value has such a share of the sum of squares.
-bool lone(const float* x, int64_t n, float share) {
-  Vector most = {}, total = {};
+// What the largest value of a block has to exceed for the block to have 24 bits.
+inline float wide_from(const float* x, int64_t n, float share) {
+  if (share == 0) return -1;
+  Vector squares = {};
   for (int64_t i = 0; i < n; i += LANES) {
     const Vector v = i + LANES <= n ? load(x + i) : load_first(x + i, n - i);
-    most = larger(v * v, most);
-    total += v * v;
+    squares += v * v;
   }
-  return largest(most) > share * sum(total);
+  const float energy = sum(squares);
+  return std::isfinite(energy) ? std::sqrt(share * energy) : -1;
 }
 
 // Where the largest is, the first of equals; 0 where there is none, as among NaN.
@@ -407,7 +408,7 @@ void embed(const uint8_t* tiles, int64_t blocks, int64_t output, int64_t cols, f
 
 // One row in its own order as int16, high parts before low ones. NaN comes out as some number.
 [[maybe_unused]] void quantise(const float* x, int64_t cols, const Inputs& out, int64_t row) {
-  const float limit = out.wide ? kLargest24 : kLargest16;
+  const float from = wide_from(x, cols, out.share);
   for (int64_t b = 0; b < out.blocks; b++) {
     const int64_t at = row * out.blocks + b;
     float block[kSide] = {};
@@ -415,20 +416,23 @@ void embed(const uint8_t* tiles, int64_t blocks, int64_t output, int64_t cols, f
     std::memcpy(block, x + b * kSide, 4 * static_cast<size_t>(n));
     float most = 0;
     for (float v : block) most = std::max(most, std::fabs(v));
+    const bool wide = out.wide[at] = most > from;
+    const float limit = wide ? kLargest24 : kLargest16;
     const float factor = most > 0 ? limit / most : 0.0f;
     int16_t parts[2][kSide];
     int32_t sums[2] = {};
     for (int i = 0; i < kSide; i++) {
       const int32_t v = static_cast<int32_t>(std::nearbyint(block[i] * factor));
-      const int32_t high = out.wide ? (v + 128) >> 8 : v;
-      const int32_t low = out.wide ? v - high * 256 : 0;
+      const int32_t high = wide ? (v + 128) >> 8 : v;
+      const int32_t low = wide ? v - high * 256 : 0;
       parts[0][i] = static_cast<int16_t>(high);
       parts[1][i] = static_cast<int16_t>(low);
       sums[0] += high;
       sums[1] += low;
     }
-    std::memcpy(out.lines + at * out.line(), parts, static_cast<size_t>(out.line()));
-    out.scales[at] = most / limit;
+    std::memcpy(out.lines + at * Inputs::kLine, parts[0], sizeof parts[0]);
+    if (wide) std::memcpy(out.lows + at * Inputs::kLine, parts[1], sizeof parts[1]);
+    out.scales[at] = most / kLargest16;
     out.offsets[2 * at] = -128 * sums[0];
     out.offsets[2 * at + 1] = -128 * sums[1];
   }
