@@ -25,8 +25,10 @@ from tp.stretch import stretch
 
 # A prompt is read in chunks of these sizes: few, so that few programs are compiled.
 CHUNKS = (16, 64, 256)
-# Tokens made on the device before the host looks.
-STRIDE = 8
+# The most tokens made on the device before the host looks, which takes about a millisecond.
+STRIDE = 32
+# Bytes of weights that a tenth of a second may read, roughly: of one chip, or of all simulated ones.
+TENTH_ON_CPU, TENTH = 3e9, 1e11
 
 
 class ContextError(ValueError):
@@ -128,6 +130,18 @@ class Decoder:
     def _shapes(self) -> Arrays:
         """Caches and states of one sequence by shape and place alone."""
         return shapes(self.decode.states, self.devices.mesh, self.cache)
+
+    @cached_property
+    def stride(self) -> int:
+        """How many tokens are made a call: about a tenth of a second's, to be seen as they come.
+
+        Worked out from the weights' bytes, so that it is the same in every process of a run.
+        """
+        held = sum(array.nbytes for array in jax.tree.leaves(self.weights))
+        if not self.devices.simulated:
+            held //= self.devices.chips
+        read = TENTH_ON_CPU if self.devices.platform == "cpu" else TENTH
+        return min(max(1, round(read / max(1, held))), STRIDE)
 
     # --- Short and long sequences
 
@@ -320,7 +334,7 @@ class Decoder:
         inputs = _generator_inputs(token, position, sampling, stops)
         weights = self._weights(position)
         while limit > 0:
-            inputs["limit"] = jnp.int32(min(limit, STRIDE))
+            inputs["limit"] = np.int32(min(limit, self.stride))
             out, states = run(weights, states, inputs)
             tokens = np.asarray(out["tokens"])[: int(out["made"])].tolist()
             inputs |= {"tok": out["tok"], "pos": out["pos"]}

@@ -80,11 +80,11 @@ inline void block_product(const uint8_t* tile, const Inputs& x, int64_t at, floa
   }
 }
 
-void product(const uint8_t* tiles, const Inputs& x, int64_t first, int rows, float* out) {
+void product(const uint8_t* tiles, const Inputs& x, int64_t first, int rows, int64_t ahead,
+             float* out) {
   std::fill(out, out + rows * kSide, 0.0f);
   for (int64_t b = 0; b < x.blocks; b++, tiles += kTileBytes) {
-    for (int line = 0; line < kTileBytes; line += 64)
-      _mm_prefetch(reinterpret_cast<const char*>(tiles) + line, _MM_HINT_T0);
+    if (first == 0) fetch(tiles + ahead);
     for (int row = 0; row < rows; row++)
       block_product(tiles, x, (first + row) * x.blocks + b, out + row * kSide);
   }

@@ -117,13 +117,6 @@ inline void plane(const uint8_t* tile, const uint8_t* const* bytes, __m512i (&su
   }
 }
 
-inline void fetch(const uint8_t* tile) {
-  // One burst of a tile: of the one at hand for one row, whose other work is little (tiles ahead
-  // were read at 18 GB/s instead of 30), of the next one for several rows.
-  for (int line = 0; line < kTileBytes; line += 64)
-    _mm_prefetch(reinterpret_cast<const char*>(tile) + line, _MM_HINT_T0);
-}
-
 // `out` grows by sums of integers times the weights' scales times the activations'.
 inline void add(const __m512i (&sums)[2], const __m512 (&scales)[2], float scale,
                 __m512 (&total)[2]) {
@@ -135,11 +128,11 @@ inline void add(const __m512i (&sums)[2], const __m512 (&scales)[2], float scale
 
 // kAllWide: every block of these rows has low parts; otherwise few have.
 template <int kRows, bool kAllWide>
-void product_of(const uint8_t* tiles, const Inputs& x, int64_t first, float* out) {
+void product_of(const uint8_t* tiles, const Inputs& x, int64_t first, int64_t ahead, float* out) {
   __m512 total[kRows][2];
   for (auto& t : total) t[0] = t[1] = _mm512_setzero_ps();
   for (int64_t b = 0; b < x.blocks; b++, tiles += kTileBytes) {
-    if (first == 0) fetch(kRows == 1 ? tiles : tiles + kTileBytes);
+    if (first == 0) fetch(tiles + ahead);
     int64_t at[kRows];
     const uint8_t* bytes[kRows];
     __m512i sums[kRows][2];
@@ -191,21 +184,23 @@ void product_of(const uint8_t* tiles, const Inputs& x, int64_t first, float* out
 }
 
 template <bool kAllWide>
-void product_of(const uint8_t* tiles, const Inputs& x, int64_t first, int rows, float* out) {
+void product_of(const uint8_t* tiles, const Inputs& x, int64_t first, int rows, int64_t ahead,
+                float* out) {
   static_assert(kMostRows == 6);
   switch (rows) {
-    case 1: return product_of<1, kAllWide>(tiles, x, first, out);
-    case 2: return product_of<2, kAllWide>(tiles, x, first, out);
-    case 3: return product_of<3, kAllWide>(tiles, x, first, out);
-    case 4: return product_of<4, kAllWide>(tiles, x, first, out);
-    case 5: return product_of<5, kAllWide>(tiles, x, first, out);
-    case 6: return product_of<6, kAllWide>(tiles, x, first, out);
+    case 1: return product_of<1, kAllWide>(tiles, x, first, ahead, out);
+    case 2: return product_of<2, kAllWide>(tiles, x, first, ahead, out);
+    case 3: return product_of<3, kAllWide>(tiles, x, first, ahead, out);
+    case 4: return product_of<4, kAllWide>(tiles, x, first, ahead, out);
+    case 5: return product_of<5, kAllWide>(tiles, x, first, ahead, out);
+    case 6: return product_of<6, kAllWide>(tiles, x, first, ahead, out);
   }
 }
 
-void product(const uint8_t* tiles, const Inputs& x, int64_t first, int rows, float* out) {
-  return x.all_wide() ? product_of<true>(tiles, x, first, rows, out)
-                      : product_of<false>(tiles, x, first, rows, out);
+void product(const uint8_t* tiles, const Inputs& x, int64_t first, int rows, int64_t ahead,
+             float* out) {
+  return x.all_wide() ? product_of<true>(tiles, x, first, rows, ahead, out)
+                      : product_of<false>(tiles, x, first, rows, ahead, out);
 }
 
 }  // namespace

@@ -72,7 +72,9 @@ struct Level {
   // One row of `cols` floats, the rest of its last block zeros.
   void (*quantise)(const float* x, int64_t cols, const Inputs& out, int64_t row);
   // Rows [first, first + rows) times one column of tiles; `out` is [rows, 32]. At most kMostRows.
-  void (*product)(const uint8_t* tiles, const Inputs& x, int64_t first, int rows, float* out);
+  // With the first row, tiles are fetched so many bytes before they are read.
+  void (*product)(const uint8_t* tiles, const Inputs& x, int64_t first, int rows, int64_t ahead,
+                  float* out);
   void (*embed)(const uint8_t* tiles, int64_t blocks, int64_t output, int64_t cols, float* out);
   void (*rms_norm)(const float* x, const float* weight, int64_t width, float epsilon, float* out);
   void (*rope)(const float* x, const float* cos, const float* sin, int64_t heads, int64_t width,

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 
+#include "fetching.h"
 #include "pool.h"
 
 namespace anyfold {
@@ -80,25 +81,26 @@ void by_rows(int64_t rows, const Work& work) {
 }
 
 // One column of tiles, for all rows.
-void column_of(const Product& p, const Inputs& in, int64_t column) {
+void column_of(const Product& p, const Inputs& in, int64_t ahead, int64_t column) {
   float part[kMostRows * kSide];
   const uint8_t* tiles = p.tiles.data + column * p.tiles.blocks * kTileBytes;
   const size_t width = static_cast<size_t>(std::min<int64_t>(kSide, p.outputs - column * kSide));
   by_rows(in.rows, [&](int64_t row, int count) {
-    level().product(tiles, in, row, count, part);
+    level().product(tiles, in, row, count, ahead, part);
     for (int r = 0; r < count; r++)
       std::memcpy(p.out + (row + r) * p.outputs + column * kSide, part + r * kSide, width * 4);
   });
 }
 
-void gated_column_of(std::span<const Product> two, const Inputs& in, Binary gate, int64_t column) {
+void gated_column_of(std::span<const Product> two, const Inputs& in, Binary gate, int64_t ahead,
+                     int64_t column) {
   float parts[2][kMostRows * kSide];
   const Product& p = two[0];
   const int64_t width = std::min<int64_t>(kSide, p.outputs - column * kSide);
   by_rows(in.rows, [&](int64_t row, int count) {
     for (int i = 0; i < 2; i++)
       level().product(two[i].tiles.data + column * two[i].tiles.blocks * kTileBytes, in, row,
-                      count, parts[i]);
+                      count, ahead, parts[i]);
     for (int r = 0; r < count; r++)
       level().binary(gate, parts[0] + r * kSide, parts[1] + r * kSide, width,
                      p.out + (row + r) * p.outputs + column * kSide);
@@ -115,17 +117,19 @@ void products(const Matrix& x, int64_t rows, bool exact, std::span<const Product
   const Inputs in = quantised(x, rows, blocks, exact ? 0 : kWideShare);
   int64_t columns = 0;
   for (const Product& p : gated ? all.first(1) : all) columns += columns_of(p);
-  const int64_t bytes = columns * blocks * kTileBytes * std::min<int64_t>(rows, 64);
-  in_pieces(columns, bytes, rows == 1 ? 4 : 16, [&](int64_t from, int64_t to) {
+  const int64_t bytes = columns * blocks * kTileBytes * (gated ? 2 : 1);
+  const Fetched fetched(rows, bytes);
+  const int64_t ahead = fetched.ahead();
+  in_pieces(columns, bytes * std::min<int64_t>(rows, 64), rows == 1 ? 4 : 16, [&](int64_t from, int64_t to) {
     if (gated) {
-      for (int64_t c = from; c < to; c++) gated_column_of(all, in, *gated, c);
+      for (int64_t c = from; c < to; c++) gated_column_of(all, in, *gated, ahead, c);
       return;
     }
     int64_t before = 0;
     for (const Product& p : all) {
       const int64_t end = before + columns_of(p);
       for (int64_t c = std::max(from, before); c < std::min(to, end); c++)
-        column_of(p, in, c - before);
+        column_of(p, in, ahead, c - before);
       before = end;
     }
   });

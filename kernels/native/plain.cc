@@ -15,7 +15,7 @@ namespace {
 
 bool runs_here() { return true; }
 
-void product(const uint8_t* tiles, const Inputs& x, int64_t first, int rows, float* out) {
+void product(const uint8_t* tiles, const Inputs& x, int64_t first, int rows, int64_t, float* out) {
   std::fill(out, out + rows * kSide, 0.0f);
   for (int64_t b = 0; b < x.blocks; b++, tiles += kTileBytes) {
     for (int row = 0; row < rows; row++) {

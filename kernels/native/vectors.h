@@ -389,6 +389,10 @@ void attend(const Attention& a, const float* q, int64_t group, int64_t from, int
 
 // --- Tiles
 
+[[maybe_unused]] inline void fetch(const uint8_t* tile) {
+  for (int line = 0; line < kTileBytes; line += 64) __builtin_prefetch(tile + line);
+}
+
 inline float scale_of(const uint8_t* tile, int64_t output) {
   uint16_t half;
   std::memcpy(&half, tile + 2 * output, sizeof half);
