@@ -147,7 +147,7 @@ void operations(const std::vector<Group>& groups) {
 // Callers who share the threads.
 void threads(const std::vector<Group>& groups) {
   for (int count : {2, 3}) {
-    anyfold_set_threads(4, count);
+    anyfold_set_threads(count);
     std::vector<std::thread> callers;
     for (size_t caller = 0; caller < 3; caller++)
       callers.emplace_back([&, caller] {
@@ -166,8 +166,8 @@ void chips(const std::vector<Group>& groups) {
   for (const Group& group : groups) {
     const size_t count = group.size();
     if (count == 1) continue;
-    for (int cores : {1, 1, 16, 16}) {
-      anyfold_set_threads(cores, 2);
+    for (int threads : {1, 1, 3, 3}) {
+      anyfold_set_threads(threads);
       const int64_t run = g_runs.fetch_add(2);
       std::vector<std::deque<Array>> found(2 * count);
       std::vector<std::thread> all;

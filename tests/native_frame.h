@@ -18,7 +18,7 @@
 extern "C" XLA_FFI_Error* anyfold_chain(XLA_FFI_CallFrame* frame);
 extern "C" const char* anyfold_levels();
 extern "C" bool anyfold_use_level(const char* name);
-extern "C" void anyfold_set_threads(int cores, int threads);
+extern "C" void anyfold_set_threads(int threads);
 
 // What an error of the handler says.
 struct XLA_FFI_Error {

@@ -6,26 +6,21 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from kernels.native import library
 from kernels.native.chain import INEXACT, Chain
-from kernels.native.library import use_threads
 from tests import oracle
 from tests.kernel_cases import normal, on_device
-from tests.native_cases import at_levels, hold, needs_native, on_chips, weight
+from tests.native_cases import at_levels, hold, needs_native, on_chips, threads, weight
 
 pytestmark = needs_native
 
 widths = pytest.mark.parametrize("chips", [2, 3, 5])
 
 
-@pytest.fixture(params=[1, 8], ids=["few cores", "a core each"])
-def cores(request, monkeypatch):
-    """Chips that have no core each sleep where others look again."""
-    monkeypatch.setattr(library, "_cores", lambda: request.param)
-    use_threads(1)
-    yield
-    monkeypatch.undo()
-    use_threads(1)
+@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
+def shared(request):
+    """What chips do is done by so many threads."""
+    with threads(request.param):
+        yield
 
 
 def alike(copies):
@@ -39,7 +34,7 @@ def alike(copies):
 
 
 @widths
-@pytest.mark.usefixtures("cores")
+@pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (1, 576), (3, 37)])
 def test_a_fold_is_the_sum_of_what_all_chips_have(chips, rows, cols):
     def step(opened, x):
@@ -52,7 +47,7 @@ def test_a_fold_is_the_sum_of_what_all_chips_have(chips, rows, cols):
 
 
 @widths
-@pytest.mark.usefixtures("cores")
+@pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_join_has_the_columns_of_all_chips_without_their_padding(chips, rows):
     held = (7, 4, 0, 7, 1)[:chips]
@@ -94,9 +89,9 @@ def test_a_fold_of_a_batch_is_a_batch(chips):
 
 
 @widths
-@pytest.mark.usefixtures("cores")
+@pytest.mark.usefixtures("shared")
 def test_many_meetings_one_after_another(chips):
-    """What a chip shows must stay until all have read it, and no longer than that."""
+    """What a chip has must stay until all have read it, and no longer than that."""
 
     def step(opened, x):
         chain = opened()
@@ -119,9 +114,9 @@ def test_many_meetings_one_after_another(chips):
 
 
 @widths
-@pytest.mark.usefixtures("cores")
+@pytest.mark.usefixtures("shared")
 def test_two_steps_in_turn(chips):
-    """Steps of unlike many meetings and chains, on numbers of their own each time."""
+    """Steps of unlike many meetings and calls, on numbers of their own each time."""
 
     def one(opened, x):
         chain = opened()

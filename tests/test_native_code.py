@@ -34,10 +34,10 @@ def binary(kind, a, b, out):
     return Step(Kind.BINARY, (kind, Read(a), Read(b), Made(out)))
 
 
-def products(x, weights, made, *, following, gate=-1):
+def products(x, weights, made, *, following, gate=-1, meets=0, beside=0):
     """Several products of the same rows, and the weights that are read next."""
     parts = (Read(x), gate, len(weights), *map(Read, weights), *map(Made, made))
-    return Step(Kind.PRODUCTS, (*parts, len(following), *map(Read, following)))
+    return Step(Kind.PRODUCTS, (*parts, meets, beside, len(following), *map(Read, following)))
 
 
 GATES = [product(X, A, GATE), product(X, B, UP)]
@@ -45,12 +45,13 @@ BOTH = products(X, (A, B), (GATE, UP), following=(A, B))
 
 
 def gated(kind):
-    return products(X, (A, B), (OUT,), following=(A, B), gate=kind)
+    return products(X, (A, B), (OUT,), following=(A, B), gate=kind, beside=1)
 
 
 def test_products_of_the_same_rows_are_one_step():
     three = [product(X, A, 10), product(X, B, 11), product(X, C, 12)]
-    assert together(three, [10, 11, 12]) == [products(X, (A, B, C), (10, 11, 12), following=(A, B))]
+    one = products(X, (A, B, C), (10, 11, 12), following=(A, B, C))
+    assert together(three, [10, 11, 12]) == [one]
 
 
 def test_products_of_other_rows_or_with_a_step_between_stay_apart():
@@ -63,6 +64,17 @@ def test_products_of_other_rows_or_with_a_step_between_stay_apart():
         products(X, (A,), (10,), following=(B,)),
         silu,
         products(X, (B,), (12,), following=(A,)),
+    ]
+
+
+def test_products_say_whether_chips_meet_before_the_next():
+    fold = Step(Kind.FOLD, (Read(11), Made(12)))
+    steps = [product(X, A, 10), unary(Unary.SILU, 10, 13), product(13, B, 11), fold]
+    assert together(steps, [12]) == [
+        products(X, (A,), (10,), following=(B,)),
+        steps[1],
+        products(13, (B,), (11,), following=(A,), meets=1),
+        fold,
     ]
 
 

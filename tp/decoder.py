@@ -27,7 +27,7 @@ from tp.stretch import stretch
 CHUNKS = (16, 64, 256)
 # The most tokens made on the device before the host looks, which takes about a millisecond.
 STRIDE = 32
-# Bytes of weights that a tenth of a second may read, roughly: of one chip, or of all simulated ones.
+# Bytes of weights that a tenth of a second may read, roughly: one chip's, or all simulated ones'.
 TENTH_ON_CPU, TENTH = 3e9, 1e11
 
 

@@ -150,12 +150,19 @@ def _pairs(steps: Sequence[Step], wanted: Sequence[int], merged) -> list[Step]:
 
 
 def _looking_ahead(steps: Sequence[Step], wanted: Sequence[int]) -> list[Step]:
-    """Products that say which weights come next; after the last, those of the next token do."""
+    """Products that say which weights come next, and whether chips meet before that.
+
+    After the last come those of the next token.
+    """
     products = [i for i, step in enumerate(steps) if step.kind == Kind.PRODUCTS]
     out = list(steps)
     for i, following in zip(products, products[1:] + products[:1], strict=True):
-        weights = _weights(steps[following])[:2]
-        out[i] = Step(Kind.PRODUCTS, (*steps[i].parts, len(weights), *weights))
+        weights, gated = _weights(steps[following]), steps[following].parts[1] != -1
+        between = steps[i:following] if i < following else (*steps[i:], *steps[:following])
+        meets = any(step.kind in (Kind.FOLD, Kind.JOIN) for step in between)
+        out[i] = Step(
+            Kind.PRODUCTS, (*steps[i].parts, int(meets), int(gated), len(weights), *weights)
+        )
     return out
 
 

@@ -1,105 +1,70 @@
-// Simulated chips of one process: where they put their partial results and wait for each other.
+// Simulated chips of one process: how their calls come together.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <thread>
+#include <span>
 #include <vector>
-
-#include "pool.h"
 
 namespace anyfold {
 
-// The chips of one execution. Every chip makes the same meetings in the same order. What a chip
-// shows at a meeting stays as it is until it has come to the next one, so that one barrier a
-// meeting is enough: by then all have read it.
+// The calls that the chips of one execution make side by side. The last one to come does what all
+// of them are to do, while the others sleep: so that nobody waits for a chip that has no core, and
+// all threads work on each chip in turn.
+template <class Call>
 class Group {
  public:
   static constexpr std::chrono::seconds kPatience{60};
 
-  // The group of an execution; every chip enters it once a call, and leaves it.
-  static Group* enter(int64_t run, int chips) {
-    std::lock_guard<std::mutex> held(mutex_of_all());
-    std::unique_ptr<Group>& group = all()[run];
-    if (!group) group.reset(new Group(chips));
-    group->entered_++;
-    return group.get();
-  }
-
-  // The last of a whole round of chips takes the group with it.
-  static void leave(int64_t run, Group* group) {
-    std::lock_guard<std::mutex> held(mutex_of_all());
-    group->left_++;
-    if (group->left_ == group->entered_ && group->left_ % group->chips() == 0) all().erase(run);
-  }
-
-  int64_t chips() const { return static_cast<int64_t>(places_.size()); }
-
-  // Where a chip puts what it shows at its next meeting.
-  float* room(int64_t chip, size_t floats) {
-    std::vector<float>& room = places_[chip].rooms[places_[chip].meetings % 2];
-    if (room.size() < floats) room.resize(floats);
-    return room.data();
-  }
-
-  // Waits for all chips; false where they did not come. Few meetings take long: with a core for
-  // each chip it is quicker to look again than to sleep, and with fewer cores to leave this one to
-  // a chip that still has work.
-  bool meet(int64_t chip, bool core_each) {
-    const uint64_t all_there = ++places_[chip].meetings * places_.size();
-    if (arrived_.fetch_add(1) + 1 == all_there) {
-      if (asleep_.load() > 0) {
-        std::lock_guard<std::mutex> held(mutex_);
-        wake_.notify_all();
-      }
+  // Calls lead(calls in the order of the chips) once, whichever chip comes last, and returns when
+  // that is done; false, and it was not called, where some chip did not come.
+  template <class Lead>
+  static bool together(int64_t run, int64_t chip, int64_t chips, Call* call, const Lead& lead) {
+    std::unique_lock<std::mutex> held(mutex());
+    std::shared_ptr<Group>& waiting = all()[run];
+    if (!waiting) waiting.reset(new Group(chips));
+    const std::shared_ptr<Group> group = waiting;
+    group->calls_[static_cast<size_t>(chip)] = call;
+    if (++group->came_ == chips) {
+      all().erase(run);  // what comes now under this number belongs to the next call
+      held.unlock();
+      lead(std::span<Call* const>(group->calls_));
+      held.lock();
+      group->done_ = true;
+      group->wake_.notify_all();
       return true;
     }
-    for (int looked = 0; looked < (core_each ? kLooks : kYields); looked++) {
-      if (arrived_.load(std::memory_order_acquire) >= all_there) return true;
-      core_each ? rest() : std::this_thread::yield();
+    group->wake_.wait_for(held, kPatience, [&] { return group->done_ || group->left_; });
+    if (group->came_ < chips && !group->left_) {
+      group->left_ = true;
+      all().erase(run);
+      group->wake_.notify_all();
     }
-    std::unique_lock<std::mutex> held(mutex_);
-    asleep_.fetch_add(1);
-    const bool came = wake_.wait_for(held, kPatience, [&] { return arrived_.load() >= all_there; });
-    asleep_.fetch_sub(1);
-    return came;
-  }
-
-  // What a chip showed at the meeting that was last.
-  const float* shown(int64_t chip, int64_t by) const {
-    return places_[chip].rooms[(places_[by].meetings - 1) % 2].data();
+    group->wake_.wait(held, [&] { return group->done_ || group->left_; });
+    return group->done_;
   }
 
  private:
-  static constexpr int kLooks = 1000, kYields = 40;
+  explicit Group(int64_t chips) : calls_(static_cast<size_t>(chips)) {}
 
-  struct alignas(64) Place {
-    uint64_t meetings = 0;
-    std::vector<float> rooms[2];
-  };
-
-  explicit Group(int chips) : places_(chips) {}
-
-  static std::mutex& mutex_of_all() {
+  static std::mutex& mutex() {
     static std::mutex* mutex = new std::mutex;
     return *mutex;
   }
 
-  static std::map<int64_t, std::unique_ptr<Group>>& all() {
-    static auto* groups = new std::map<int64_t, std::unique_ptr<Group>>;
+  static std::map<int64_t, std::shared_ptr<Group>>& all() {
+    static auto* groups = new std::map<int64_t, std::shared_ptr<Group>>;
     return *groups;
   }
 
-  std::vector<Place> places_;
-  int64_t entered_ = 0, left_ = 0;
-  alignas(64) std::atomic<uint64_t> arrived_{0};
-  alignas(64) std::atomic<int> asleep_{0};
-  std::mutex mutex_;
+  std::vector<Call*> calls_;
+  int64_t came_ = 0;
+  bool done_ = false;
+  bool left_ = false;  // one of them did not wait any longer
   std::condition_variable wake_;
 };
 

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,7 +43,6 @@ const Level* best() {
 }
 
 std::atomic<const Level*> g_level{best()};
-std::atomic<int> g_cores{1};
 
 }  // namespace
 
@@ -146,16 +146,14 @@ class Chain {
       m.cols = next();
       slots_.push_back(m);
     }
-    Group* group = chips_ > 1 ? Group::enter(run_, static_cast<int>(chips_)) : nullptr;
-    group_ = group;
-    bool met = true;
-    while (at_ < end_ && met) met = operation();
-    if (group) Group::leave(run_, group);
-    if (!met)
+    if (chips_ == 1) {
+      operations();
+    } else if (!Group<Chain>::together(run_, chip_, chips_, this, all_chips)) {
       return ffi::Error(ffi::ErrorCode::kDeadlineExceeded,
                         "anyfold: chip " + std::to_string(chip_) + " waited " +
-                            std::to_string(Group::kPatience.count()) +
-                            " seconds for the others at a fold");
+                            std::to_string(Group<Chain>::kPatience.count()) +
+                            " seconds for the others");
+    }
     for (int32_t slot : padded) clear_padding(slots_[static_cast<size_t>(slot)]);
     return ffi::Error::Success();
   }
@@ -190,8 +188,38 @@ class Chain {
     std::memset(m.row(real_), 0, static_cast<size_t>((m.rows - real_) * m.cols) * 4);
   }
 
-  // False where the other chips did not come.
-  bool operation() {
+  // What all chips do: each goes on to its next fold or join, and then they make that.
+  static void all_chips(std::span<Chain* const> chips) {
+    for (size_t i = 0; i < chips.size(); i++) chips[i]->next_chip_ = chips[(i + 1) % chips.size()];
+    for (;;) {
+      for (Chain* chip : chips) chip->operations();
+      if (chips[0]->at_ == chips[0]->end_) return;
+      meeting(chips);
+    }
+  }
+
+  static void meeting(std::span<Chain* const> chips) {
+    std::vector<Matrix> shown, made;
+    std::vector<int64_t> held;
+    int32_t kind = kFold;
+    for (Chain* chip : chips) {
+      kind = chip->next();
+      shown.push_back(chip->slot());
+      made.push_back(chip->slot());
+      if (kind == kFold) continue;
+      held.clear();
+      for (size_t i = 0; i < chips.size(); i++) held.push_back(chip->next());
+    }
+    const int64_t count = chips[0]->rows(shown[0]);
+    kind == kFold ? fold(shown, count, made) : join(shown, count, held, made);
+  }
+
+  // Up to the next fold or join, or the end.
+  void operations() {
+    while (at_ < end_ && *at_ != kFold && *at_ != kJoin) operation();
+  }
+
+  void operation() {
     switch (next()) {
       case kProducts: return multiply();
       case kEmbed: {
@@ -201,25 +229,25 @@ class Chain {
         const Matrix& out = slot();
         embed({ids.first, static_cast<size_t>(std::min(ids.count, rows(out)))}, first, held, table,
               out);
-        return true;
+        return;
       }
       case kNorm: {
         const Matrix &x = slot(), &weight = slot();
         const float epsilon = next_float();
         norm(x, rows(x), weight, epsilon, slot());
-        return true;
+        return;
       }
       case kTurn: {
         const Matrix &x = slot(), &cos = slot(), &sin = slot();
         const Positions at = positions();
         const int64_t heads = next();
         turn(x, rows(x), cos, sin, at, heads, slot());
-        return true;
+        return;
       }
       case kWrite: {
         const Matrix &cache = slot(), &x = slot();
         write_rows(cache, x, rows(x), positions());
-        return true;
+        return;
       }
       case kAttend: return attend_over();
       case kUnary: {
@@ -227,32 +255,31 @@ class Chain {
         const Matrix& x = slot();
         const float number = next_float();
         unary(kind, x, rows(x), number, slot());
-        return true;
+        return;
       }
       case kBinary: {
         const Binary kind = static_cast<Binary>(next());
         const Matrix &a = slot(), &b = slot(), &out = slot();
         binary(kind, a, b, rows(out), out);
-        return true;
+        return;
       }
-      case kFold: return fold();
-      case kJoin: return join();
       case kArgmax: {
         const Matrix& x = slot();
         *static_cast<int32_t*>(slot().data) = static_cast<int32_t>(level().argmax(x.row(0), x.cols));
-        return true;
+        return;
       }
       case kRow: {
         const Matrix& x = slot();
         const int64_t row = std::clamp<int64_t>(*positions().first - 1, 0, x.rows - 1);
         std::memcpy(slot().data, x.row(row), static_cast<size_t>(x.cols) * 4);
-        return true;
+        return;
       }
     }
-    return true;
   }
 
-  bool multiply() {
+  // Says which weights are read next: this chip's, or after its last product before a fold or join
+  // the next chip's, which were to come when that one had done its last.
+  void multiply() {
     const Matrix& x = slot();
     const int64_t gate = next(), count = next();
     std::vector<Product>& all = products_;
@@ -265,15 +292,18 @@ class Chain {
     }
     const Binary kind = static_cast<Binary>(gate);
     products(x, rows(x), rows(x) < inexact_, all, gate < 0 ? nullptr : &kind);
-    Tiles upcoming[2] = {};
-    for (int64_t i = 0, n = next(); i < n; i++) upcoming[i] = tiles();
-    if (rows(x) == 1)
-      Pool::the().will_read(upcoming[0].data, upcoming[0].bytes(), upcoming[1].data,
-                            upcoming[1].bytes());
-    return true;
+    const bool meets = next() != 0;
+    upcoming_ = {};
+    upcoming_.side_by_side = next() != 0;
+    for (int64_t i = 0, n = next(); i < n; i++) {
+      const Tiles weight = tiles();
+      if (i < static_cast<int64_t>(upcoming_.weights.size()))
+        upcoming_.weights[i] = {reinterpret_cast<const char*>(weight.data), weight.bytes()};
+    }
+    if (rows(x) == 1) Pool::the().will_read(meets ? next_chip_->upcoming_ : upcoming_);
   }
 
-  bool attend_over() {
+  void attend_over() {
     const Matrix &q = slot(), &keys = slot(), &values = slot();
     const int64_t sinks = next();
     const Positions at = positions();
@@ -287,40 +317,6 @@ class Chain {
     a.last = next();
     a.chunk = next();
     attend(a, q, rows(q), keys, values, sinks < 0 ? nullptr : slots_[sinks].row(0), at, slot());
-    return true;
-  }
-
-  // Shows this chip's `x` and waits for the others'.
-  bool show(const Matrix& x, int64_t count) {
-    const size_t floats = static_cast<size_t>(count * x.cols);
-    std::memcpy(group_->room(chip_, floats), x.data, floats * 4);
-    return group_->meet(chip_, chips_ <= g_cores.load(std::memory_order_relaxed));
-  }
-
-  bool fold() {
-    const Matrix &x = slot(), &out = slot();
-    const int64_t count = rows(x);
-    if (!show(x, count)) return false;
-    std::memcpy(out.data, group_->shown(0, chip_), static_cast<size_t>(count * x.cols) * 4);
-    for (int64_t chip = 1; chip < chips_; chip++)
-      level().binary(Binary::kPlus, out.row(0), group_->shown(chip, chip_), count * x.cols,
-                     out.row(0));
-    return true;
-  }
-
-  bool join() {
-    const Matrix &x = slot(), &out = slot();
-    const int64_t count = rows(x);
-    if (!show(x, count)) return false;
-    int64_t begin = 0;
-    for (int64_t chip = 0; chip < chips_; chip++) {
-      const int64_t held = next();
-      const float* from = group_->shown(chip, chip_);
-      for (int64_t row = 0; row < count; row++)
-        std::memcpy(out.row(row) + begin, from + row * x.cols, static_cast<size_t>(held) * 4);
-      begin += held;
-    }
-    return true;
   }
 
   const int64_t run_;
@@ -329,7 +325,8 @@ class Chain {
   std::vector<Matrix> slots_;
   std::vector<Product> products_;
   int64_t counted_ = 1, real_ = 1, inexact_ = 0, chips_ = 1, chip_ = 0;
-  Group* group_ = nullptr;
+  Upcoming upcoming_;
+  const Chain* next_chip_ = this;
 };
 
 ffi::Error chain(ffi::RunId run, ffi::Span<const int32_t> code, ffi::RemainingArgs args,
@@ -367,10 +364,7 @@ extern "C" bool anyfold_use_level(const char* name) {
   return false;
 }
 
-// The cores of the process, and how many threads work on one call.
-extern "C" void anyfold_set_threads(int cores, int threads) {
-  g_cores.store(cores);
-  Pool::the().set_threads(threads);
-}
+// How many threads work on one call, or on those of all chips.
+extern "C" void anyfold_set_threads(int threads) { Pool::the().set_threads(threads); }
 
 }  // namespace anyfold

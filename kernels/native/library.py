@@ -29,8 +29,8 @@ def use_level(name: str) -> None:
 
 
 def use_threads(count: int) -> None:
-    """How many threads work on one call; by default the cores over the devices of the process."""
-    _library().anyfold_set_threads(_cores(), count)
+    """How many threads work on one call, or on those of all chips; by default a core each."""
+    _library().anyfold_set_threads(count)
 
 
 def target() -> str:
@@ -66,7 +66,7 @@ def _library() -> ctypes.CDLL:
 def _registered() -> None:
     handler = jax.ffi.pycapsule(getattr(_library(), HANDLER))
     jax.ffi.register_ffi_target(HANDLER, handler, platform="cpu")
-    use_threads(max(1, _cores() // len(jax.local_devices(backend="cpu"))))
+    use_threads(_cores())
 
 
 def _cores() -> int:

@@ -120,7 +120,7 @@ void products(const Matrix& x, int64_t rows, bool exact, std::span<const Product
   const int64_t bytes = columns * blocks * kTileBytes * (gated ? 2 : 1);
   const Fetched fetched(rows, bytes);
   const int64_t ahead = fetched.ahead();
-  in_pieces(columns, bytes * std::min<int64_t>(rows, 64), rows == 1 ? 4 : 16, [&](int64_t from, int64_t to) {
+  in_pieces(columns, bytes * std::min<int64_t>(rows, 64), 8, [&](int64_t from, int64_t to) {
     if (gated) {
       for (int64_t c = from; c < to; c++) gated_column_of(all, in, *gated, ahead, c);
       return;
@@ -180,6 +180,31 @@ void write_rows(const Matrix& cache, const Matrix& x, int64_t rows, Positions po
       std::memcpy(reinterpret_cast<float*>(to) + at * cache.cols, x.row(i),
                   static_cast<size_t>(x.cols) * 4);
   }
+}
+
+void fold(std::span<const Matrix> chips, int64_t rows, std::span<const Matrix> out) {
+  const int64_t cols = chips[0].cols, count = static_cast<int64_t>(chips.size());
+  in_pieces(rows, rows * cols * count * 8, 4, [&](int64_t from, int64_t to) {
+    const size_t bytes = static_cast<size_t>((to - from) * cols) * 4;
+    float* sum = out[0].row(from);
+    std::memcpy(sum, chips[0].row(from), bytes);
+    for (const Matrix& chip : chips.subspan(1))
+      level().binary(Binary::kPlus, sum, chip.row(from), (to - from) * cols, sum);
+    for (const Matrix& copy : out.subspan(1)) std::memcpy(copy.row(from), sum, bytes);
+  });
+}
+
+void join(std::span<const Matrix> chips, int64_t rows, std::span<const int64_t> held,
+          std::span<const Matrix> out) {
+  const int64_t cols = out[0].cols, count = static_cast<int64_t>(chips.size());
+  in_pieces(rows, rows * cols * count * 4, 4, [&](int64_t from, int64_t to) {
+    for (const Matrix& whole : out)
+      for (int64_t row = from; row < to; row++) {
+        float* at = whole.row(row);
+        for (size_t i = 0; i < chips.size(); at += held[i++])
+          std::memcpy(at, chips[i].row(row), static_cast<size_t>(held[i]) * 4);
+      }
+  });
 }
 
 void unary(Unary kind, const Matrix& x, int64_t rows, float number, const Matrix& out) {

@@ -65,6 +65,10 @@ void norm(const Matrix& x, int64_t rows, const Matrix& weight, float epsilon, co
 void turn(const Matrix& x, int64_t rows, const Matrix& cos, const Matrix& sin, Positions positions,
           int64_t heads, const Matrix& out);
 void write_rows(const Matrix& cache, const Matrix& x, int64_t rows, Positions positions);
+// The sum of what chips have, and their columns side by side, `held` of each: to all of them.
+void fold(std::span<const Matrix> chips, int64_t rows, std::span<const Matrix> out);
+void join(std::span<const Matrix> chips, int64_t rows, std::span<const int64_t> held,
+          std::span<const Matrix> out);
 void unary(Unary kind, const Matrix& x, int64_t rows, float number, const Matrix& out);
 void binary(Binary kind, const Matrix& a, const Matrix& b, int64_t rows, const Matrix& out);
 // `a` but for its keys and values; sinks are of all heads, or null.
