@@ -122,6 +122,42 @@ def test_generation_ends_with_the_first_stop_token():
     assert stopped == whole[: whole.index(stop) + 1]
 
 
+def alone(one, prompt, sampling, limit, stops=frozenset()):
+    """A first token, and those that follow it."""
+    logits, states = one.prefill(one.fresh(), prompt)
+    first = one.first_token(logits, len(prompt), sampling)
+    words = {"limit": limit, "sampling": sampling, "stops": stops}
+    return [first, *tokens_of(one.generate(states, first, len(prompt) + 1, **words))]
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("sampling", [Sampling(), DRAWN], ids=["greedy", "drawn"])
+def test_sequences_side_by_side_are_made_as_each_alone(name, sampling):
+    """Each goes on until its own limit or stop token, and none waits in another's place."""
+    one = made(name)
+    prompts, limits = [TOKENS[:2], TOKENS[:5], [TOKENS[3]]], [CTX - 2, 2, CTX - 1]
+    freely = [alone(one, p, sampling, n) for p, n in zip(prompts, limits, strict=True)]
+    stops = frozenset({freely[2][3], 36})
+    wanted = [alone(one, p, sampling, n, stops) for p, n in zip(prompts, limits, strict=True)]
+    assert len(set(map(len, wanted))) > 1
+    batch = one.fresh_batch(3)
+    for slot, prompt in enumerate(prompts):
+        batch = one.insert(batch, slot, one.prefill(one.fresh(), prompt)[1])
+    parts = one.generate_batch(
+        batch,
+        [tokens[0] for tokens in wanted],
+        [len(prompt) + 1 for prompt in prompts],
+        limits=limits,
+        sampling=sampling,
+        stops=stops,
+    )
+    found = [tokens[:1] for tokens in wanted]
+    for part, _ in parts:
+        for tokens, more in zip(found, part, strict=True):
+            tokens += more
+    assert found == wanted
+
+
 def test_only_a_recurrent_state_cannot_go_back():
     assert {name: made(name).rewinds for name in SPECS} == {
         "attention": True,

@@ -1,9 +1,11 @@
 """A model to talk to: contexts that end, conversations that keep their cache, text in pieces."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tp.decoder import ContextError
 from tp.engine import Conversation, Engine, load
@@ -55,6 +57,34 @@ def test_a_prompt_longer_than_the_context_is_refused(small: Engine) -> None:
 def test_ids_that_cannot_be_read_are_refused(small: Engine, ids: list[int], said: str) -> None:
     with pytest.raises(ContextError, match=said):
         small.logits(ids)
+
+
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory) -> Engine:
+    """A model whose 160 tokens are letters."""
+    folder = tmp_path_factory.mktemp("speaking") / "model"
+    shutil.copytree(CHECKPOINTS / "smollm2", folder)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:160]
+    library = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.save(str(folder / "tokenizer.json"))
+    return load(str(folder), chips=3, context=32)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 8])
+@pytest.mark.parametrize("options", [{}, {"max_tokens": 3}, {"max_tokens": 0}], ids=str)
+def test_several_prompts_are_answered_as_each_alone(speaking, at_once, options) -> None:
+    prompts = ["one", "another-that-is-longer", "a", "the-last"]
+    wanted = [speaking.generate(prompt, **options) for prompt in prompts]
+    assert speaking.generate_batch(prompts, at_once=at_once, **options) == wanted
+    assert options == {"max_tokens": 0} or len(set(wanted)) == 4
+
+
+def test_no_prompt_is_read_where_one_does_not_fit(speaking) -> None:
+    with pytest.raises(ContextError, match="40 tokens do not fit a context of 32"):
+        speaking.generate_batch(["one", "x" * 40])
+    assert speaking.generate_batch([]) == []
 
 
 def test_a_conversation_reads_only_what_is_new(small: Engine) -> None:

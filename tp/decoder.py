@@ -15,18 +15,17 @@ from author.families.model import Model
 from author.program import Program
 from tp import sample
 from tp.authored import authored
-from tp.launch import Devices, from_first_chip, once
+from tp.generation import STRIDE, Parts, inputs_for, loop, parts
+from tp.launch import Devices, once
 from tp.lower import Arrays, Lowered, lower
 from tp.operands import Operand
 from tp.roll import roll
 from tp.sample import Sampling
-from tp.step import compiled, shapes, whole_step, zeros
+from tp.step import shapes, whole_step, zeros
 from tp.stretch import stretch
 
 # A prompt is read in chunks of these sizes: few, so that few programs are compiled.
 CHUNKS = (16, 64, 256)
-# The most tokens made on the device before the host looks, which takes about a millisecond.
-STRIDE = 32
 # Bytes of weights that a tenth of a second may read, roughly: one chip's, or all simulated ones'.
 TENTH_ON_CPU, TENTH = 3e9, 1e11
 
@@ -123,7 +122,7 @@ class Decoder:
 
     def _compiled(self, item: tuple[tuple[Any, ...], Any]) -> Any:
         (kind, size), make = item
-        inputs = _chunk_inputs([0], size, 1) if kind == "prefill" else _generator_inputs()
+        inputs = _chunk_inputs([0], size, 1) if kind == "prefill" else inputs_for()
         return make().lower(self.weights, self._shapes, inputs).compile()
 
     @cached_property
@@ -328,50 +327,37 @@ class Decoder:
         its tables is the caller's to stop (`short_room`). With each part come the states,
         which hold all tokens but the last; those given are given up.
         """
+        greedy = sampling.greedy
+        run = self._step(("generate", greedy), lambda: self._generator(greedy=greedy))
+        inputs = inputs_for([token], [position], [limit], sampling, stops)
+        for made, after in parts(run, self._weights(position), states, inputs, stride=self.stride):
+            yield made[0], after
+
+    def generate_batch(
+        self,
+        states: Arrays,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        *,
+        limits: Sequence[int],
+        sampling: Sampling,
+        stops: frozenset[int],
+    ) -> Parts:
+        """As `generate`, of several sequences side by side, whose states are a batch's.
+
+        Each ends after its own limit or its first stop token, and waits for the others.
+        """
+        greedy, count = sampling.greedy, len(tokens)
+        lowered = self._batch(count)[0]
         run = self._step(
-            ("generate", sampling.greedy), lambda: self._generator(greedy=sampling.greedy)
+            ("generate", count, greedy),
+            lambda: loop(lowered, self.devices.mesh, batched=True, greedy=greedy),
         )
-        inputs = _generator_inputs(token, position, sampling, stops)
-        weights = self._weights(position)
-        while limit > 0:
-            inputs["limit"] = np.int32(min(limit, self.stride))
-            out, states = run(weights, states, inputs)
-            tokens = np.asarray(out["tokens"])[: int(out["made"])].tolist()
-            inputs |= {"tok": out["tok"], "pos": out["pos"]}
-            limit -= len(tokens)
-            yield tokens, states
-            if tokens[-1] in stops:
-                return
+        inputs = inputs_for(tokens, positions, limits, sampling, stops)
+        yield from parts(run, self._batch_weights(positions), states, inputs, stride=self.stride)
 
     def _generator(self, *, greedy: bool) -> Any:
-        lowered = self.decode
-
-        def body(weights: Arrays, states: Arrays, inputs: Arrays) -> tuple[Arrays, Arrays]:
-            def more(carry: Any) -> Any:
-                made, _, _, _, _, stopped = carry
-                return (made < inputs["limit"]) & ~stopped
-
-            def one(carry: Any) -> Any:
-                made, tok, pos, tokens, states, _ = carry
-                values, states = lowered.run(weights, states, {"tok": tok, "pos": pos})
-                tok = self._chosen(values, pos, inputs, greedy=greedy)
-                tok = from_first_chip(tok)
-                tokens = tokens.at[made].set(tok)
-                return made + 1, tok, pos + 1, tokens, states, jnp.any(tok == inputs["stops"])
-
-            start = (jnp.int32(0), inputs["tok"], inputs["pos"], jnp.zeros(STRIDE, jnp.int32))
-            made, tok, pos, tokens, states, _ = jax.lax.while_loop(
-                more, one, (*start, states, jnp.bool_(False))
-            )
-            return {"made": made, "tok": tok, "pos": pos, "tokens": tokens}, states
-
-        return compiled(lowered, self.devices.mesh, body)
-
-    def _chosen(self, values: Arrays, position: Any, numbers: Arrays, *, greedy: bool) -> Any:
-        """The next token: what the text calls the likeliest, or one that is drawn."""
-        if greedy:
-            return jnp.reshape(values["next"], ()).astype(jnp.int32)
-        return sample.choose(values["logits"], position, numbers, greedy=False)
+        return loop(self.decode, self.devices.mesh, batched=False, greedy=greedy)
 
 
 def _inserted(batch: Arrays, slot: jax.Array, one: Arrays) -> Arrays:
@@ -393,21 +379,3 @@ def _chunk_inputs(part: Sequence[int], rows: int, position: int) -> Arrays:
     tokens = np.zeros((1, rows), np.int32)
     tokens[0, : len(part)] = part
     return {"toks": tokens, "pos": jnp.int32(position), "count": jnp.int32(len(part))}
-
-
-def _generator_inputs(
-    token: int = 0,
-    position: int = 1,
-    sampling: Sampling | None = None,
-    stops: frozenset[int] = frozenset(),
-) -> Arrays:
-    numbers = (sampling or Sampling()).numbers()
-    place = {"tok": jnp.int32(token), "pos": jnp.int32(position), "limit": jnp.int32(STRIDE)}
-    return {**place, **numbers, "stops": _padded_stops(stops)}
-
-
-def _padded_stops(stops: frozenset[int]) -> np.ndarray:
-    """Always of one length, so that another set compiles nothing; no token is -1."""
-    padded = np.full(16, -1, np.int32)
-    padded[: len(stops)] = sorted(stops)[:16]
-    return padded

@@ -19,8 +19,9 @@ from tp.loader import Held, Progress, Receipt, load_tables
 from tp.loader import load as load_weights
 from tp.lower import Arrays
 from tp.sample import Sampling
+from tp.side_by_side import side_by_side
 from tp.source import Source, open_source
-from tp.spelling import Stream
+from tp.spelling import spelled
 
 # A cache is made for this many tokens unless asked for more: what the model was made for may
 # not fit the machine.
@@ -163,6 +164,42 @@ class Engine:
         ids = self.source.spelling().encode(prompt, special=True)
         return Conversation(engine=self).reply(ids, **options)
 
+    def generate_batch(
+        self,
+        prompts: Sequence[str],
+        *,
+        max_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        ignore_eos: bool = False,
+        at_once: int = 8,
+    ) -> list[str]:
+        """The texts that follow several prompts; options as for `Conversation.reply`.
+
+        As many as `at_once` are made side by side, each with a cache of its own, which takes far
+        less than one after the other. Raises ContextError, before anything runs, where a prompt
+        does not fit.
+        """
+        tokenizer, decoder = self.source.spelling(), self.decoder
+        all_ids = [tokenizer.encode(prompt, special=True) for prompt in prompts]
+        for ids in all_ids:
+            decoder.check_fits(ids)
+        if decoder.model.short_length is not None:
+            at_once = 1  # sequences that grow long are read again, each in its own time
+        words: Any = {"max_tokens": max_tokens, "sampling": sampling, "ignore_eos": ignore_eos}
+        if at_once == 1:
+            return ["".join(Conversation(engine=self).reply(ids, **words)) for ids in all_ids]
+        stops = frozenset() if ignore_eos else tokenizer.stop_ids
+        texts: list[str] = []
+        for start in range(0, len(all_ids), at_once):
+            some = all_ids[start : start + at_once]
+            made = side_by_side(
+                decoder, some, limit=max_tokens, sampling=sampling or Sampling(), stops=stops
+            )
+            for tokens in made:
+                known = (t for t in tokens if t < tokenizer.vocab_size and t not in stops)
+                texts.append("".join(spelled(known, tokenizer.stream())))
+        return texts
+
     def chat(self) -> "Conversation":
         """A conversation that keeps its cache from turn to turn."""
         return Conversation(engine=self)
@@ -212,7 +249,7 @@ class Conversation:
         stream = tokenizer.stream()
         made = self.tokens(ids, max_tokens=max_tokens, sampling=sampling, stops=stops)
         # Embeddings may be padded past the vocabulary; nothing is spelled so.
-        yield from _spelled((token for token in made if token < known), stream)
+        yield from spelled((token for token in made if token < known), stream)
 
     def tokens(
         self,
@@ -324,16 +361,6 @@ class Conversation:
             states = made.finish()
             if reply == self._replies:  # else a newer reply has the conversation
                 self.states, self.ids = states, [] if states is None else self.ids
-
-
-def _spelled(tokens: Iterator[int], stream: Stream) -> Iterator[str]:
-    for token in tokens:
-        piece = stream.push(token)
-        if piece:
-            yield piece
-    rest = stream.finish()
-    if rest:
-        yield rest
 
 
 def _common(held: Sequence[int], wanted: Sequence[int]) -> int:

@@ -3,7 +3,7 @@
 import codecs
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import tokenizers
@@ -135,3 +135,14 @@ def spelling_of(library: tokenizers.Tokenizer, *, size: int, where: str) -> Spel
         leading_space="Strip" in kinds,
         vocab_size=size,
     )
+
+
+def spelled(tokens: Iterator[int], stream: Stream) -> Iterator[str]:
+    """Tokens as text, piece by piece, as soon as their bytes make characters."""
+    for token in tokens:
+        piece = stream.push(token)
+        if piece:
+            yield piece
+    rest = stream.finish()
+    if rest:
+        yield rest

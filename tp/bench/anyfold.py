@@ -13,7 +13,7 @@ from tp.bench.reads import step_bytes, weight_bytes
 from tp.engine import Engine, load
 from tp.sample import Sampling
 
-GREEDY = Sampling()
+GREEDY, NONE = Sampling(), frozenset()
 
 
 def main() -> None:
@@ -86,8 +86,8 @@ class Anyfold:
         del one
         chosen = [first] * sequences
         jax.block_until_ready(states)
-        seconds, _ = timed(lambda: self._steps(states, chosen, position, tokens))
-        return {"tokens": tokens * sequences, "seconds": seconds}
+        seconds, made = timed(lambda: self._steps(states, chosen, position, tokens))
+        return {"tokens": made, "seconds": seconds}
 
     def logits(self, *, tokens: int, prompts: int, out: str) -> Answer:
         """Write the logits after each of some prompts to a file, `[prompts, vocabulary]`."""
@@ -123,16 +123,18 @@ class Anyfold:
     def _generate(self, states: Any, first: int, position: int, tokens: int) -> tuple[int, Any]:
         made = 0
         for part, after in self.decoder.generate(
-            states, first, position + 1, limit=tokens, sampling=GREEDY, stops=frozenset()
+            states, first, position + 1, limit=tokens, sampling=GREEDY, stops=NONE
         ):
             made += len(part)
             states = after
         return made, states
 
-    def _steps(self, states: Any, chosen: list[int], position: int, tokens: int) -> None:
-        for at in range(position + 1, position + 1 + tokens):
-            logits, states = self.decoder.step_batch(states, chosen, [at] * len(chosen))
-            chosen = np.asarray(logits).argmax(axis=-1).tolist()
+    def _steps(self, states: Any, chosen: list[int], position: int, tokens: int) -> int:
+        limits = [tokens] * len(chosen)
+        made = self.decoder.generate_batch(
+            states, chosen, [position + 1] * len(chosen), limits=limits, sampling=GREEDY, stops=NONE
+        )
+        return sum(len(one) for part, _ in made for one in part)
 
     def _bytes(self, position: int, tokens: int) -> int:
         """What a token in the middle of those generated reads."""
