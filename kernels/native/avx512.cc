@@ -101,20 +101,28 @@ inline __m512i four(const uint8_t* p) {
   return _mm512_set1_epi32(bytes);
 }
 
-// 32 bytes each of kRows rows times a tile.
-template <int kRows>
-inline void plane(const uint8_t* tile, const uint8_t* const* bytes, __m512i (&sums)[kRows][2]) {
+// Planes [kFrom, kTo) of kRows rows, 32 bytes each, times a tile, which is read once for all.
+template <int kFrom, int kTo, int kPlanes, int kRows>
+inline void planes(const uint8_t* tile, const uint8_t* const (&bytes)[kPlanes][kRows],
+                   __m512i (&sums)[kPlanes][kRows][2]) {
   const uint8_t* w = tile + 64;
   UNROLL
   for (int k = 0; k < 8; k++) {
     const __m512i w0 = _mm512_loadu_si512(w + 128 * k), w1 = _mm512_loadu_si512(w + 128 * k + 64);
     UNROLL
-    for (int m = 0; m < kRows; m++) {
-      const __m512i x = four(bytes[m] + 4 * k);
-      sums[m][0] = _mm512_dpbusd_epi32(sums[m][0], w0, x);
-      sums[m][1] = _mm512_dpbusd_epi32(sums[m][1], w1, x);
+    for (int p = kFrom; p < kTo; p++) {
+      UNROLL
+      for (int m = 0; m < kRows; m++) {
+        const __m512i x = four(bytes[p][m] + 4 * k);
+        sums[p][m][0] = _mm512_dpbusd_epi32(sums[p][m][0], w0, x);
+        sums[p][m][1] = _mm512_dpbusd_epi32(sums[p][m][1], w1, x);
+      }
     }
   }
+}
+
+inline void fill(__m512i (&sums)[2], int32_t value) {
+  sums[0] = sums[1] = _mm512_set1_epi32(value);
 }
 
 // `out` grows by sums of integers times the weights' scales times the activations'.
@@ -129,51 +137,53 @@ inline void add(const __m512i (&sums)[2], const __m512 (&scales)[2], float scale
 // kAllWide: every block of these rows has low parts; otherwise few have.
 template <int kRows, bool kAllWide>
 void product_of(const uint8_t* tiles, const Inputs& x, int64_t first, int64_t ahead, float* out) {
+  constexpr int kPlanes = kAllWide ? 3 : 2;
+  constexpr bool kTogether = kRows * kPlanes <= 9;  // there are registers for all sums
   __m512 total[kRows][2];
   for (auto& t : total) t[0] = t[1] = _mm512_setzero_ps();
   for (int64_t b = 0; b < x.blocks; b++, tiles += kTileBytes) {
     if (first == 0) fetch(tiles + ahead);
     int64_t at[kRows];
-    const uint8_t* bytes[kRows];
-    __m512i sums[kRows][2];
+    const uint8_t* bytes[kPlanes][kRows];
+    __m512i sums[kPlanes][kRows][2];
     UNROLL
     for (int m = 0; m < kRows; m++) {
       at[m] = (first + m) * x.blocks + b;
-      bytes[m] = x.lines + at[m] * Inputs::kLine;
-      sums[m][0] = sums[m][1] = _mm512_setzero_si512();
+      bytes[0][m] = x.lines + at[m] * Inputs::kLine;
+      bytes[1][m] = bytes[0][m] + 32;
+      fill(sums[0][m], 0);
+      if constexpr (kAllWide) bytes[2][m] = x.lows + at[m] * Inputs::kLine;
+      if constexpr (kAllWide && kTogether) fill(sums[2][m], x.offsets[2 * at[m] + 1]);
+      if constexpr (kTogether) fill(sums[1][m], x.offsets[2 * at[m]]);
     }
-    plane<kRows>(tiles, bytes, sums);
+    planes<0, kTogether ? kPlanes : 1>(tiles, bytes, sums);
     UNROLL
     for (int m = 0; m < kRows; m++) {
-      const __m512i offset = _mm512_set1_epi32(x.offsets[2 * at[m]]);
+      if constexpr (!kTogether) fill(sums[1][m], x.offsets[2 * at[m]]);
       for (int i = 0; i < 2; i++)
-        sums[m][i] = _mm512_add_epi32(_mm512_slli_epi32(sums[m][i], 8), offset);
-      bytes[m] += 32;
+        sums[1][m][i] = _mm512_add_epi32(_mm512_slli_epi32(sums[0][m][i], 8), sums[1][m][i]);
     }
-    plane<kRows>(tiles, bytes, sums);
+    if constexpr (!kTogether) planes<1, 2>(tiles, bytes, sums);
     const __m256i* halves = reinterpret_cast<const __m256i*>(tiles);
     const __m512 scales[2] = {_mm512_cvtph_ps(_mm256_loadu_si256(halves)),
                               _mm512_cvtph_ps(_mm256_loadu_si256(halves + 1))};
     UNROLL
-    for (int m = 0; m < kRows; m++) add(sums[m], scales, x.scales[at[m]], total[m]);
-    if constexpr (kAllWide) {
+    for (int m = 0; m < kRows; m++) add(sums[1][m], scales, x.scales[at[m]], total[m]);
+    if constexpr (kAllWide && !kTogether) {
       UNROLL
-      for (int m = 0; m < kRows; m++) {
-        sums[m][0] = sums[m][1] = _mm512_set1_epi32(x.offsets[2 * at[m] + 1]);
-        bytes[m] = x.lows + at[m] * Inputs::kLine;
-      }
-      plane<kRows>(tiles, bytes, sums);
-      UNROLL
-      for (int m = 0; m < kRows; m++) add(sums[m], scales, x.scales[at[m]] / 256, total[m]);
-    } else {
-      UNROLL
-      for (int m = 0; m < kRows; m++) {
-        if (!x.wide[at[m]]) continue;
-        const uint8_t* const low[1] = {x.lows + at[m] * Inputs::kLine};
-        __m512i sum[1][2];
-        sum[0][0] = sum[0][1] = _mm512_set1_epi32(x.offsets[2 * at[m] + 1]);
-        plane<1>(tiles, low, sum);
-        add(sum[0], scales, x.scales[at[m]] / 256, total[m]);
+      for (int m = 0; m < kRows; m++) fill(sums[2][m], x.offsets[2 * at[m] + 1]);
+      planes<2, 3>(tiles, bytes, sums);
+    }
+    UNROLL
+    for (int m = 0; m < kRows; m++) {
+      if constexpr (kAllWide) {
+        add(sums[2][m], scales, x.scales[at[m]] / 256, total[m]);
+      } else if (x.wide[at[m]]) {
+        const uint8_t* const low[1][1] = {{x.lows + at[m] * Inputs::kLine}};
+        __m512i sum[1][1][2];
+        fill(sum[0][0], x.offsets[2 * at[m] + 1]);
+        planes<0, 1>(tiles, low, sum);
+        add(sum[0][0], scales, x.scales[at[m]] / 256, total[m]);
       }
     }
   }
