@@ -27,7 +27,7 @@ from tp.stretch import stretch
 # A prompt is read in chunks of these sizes: few, so that few programs are compiled.
 CHUNKS = (16, 64, 256)
 # Bytes of weights that a tenth of a second may read, roughly: one chip's, or all simulated ones'.
-TENTH_ON_CPU, TENTH = 3e9, 1e11
+TENTH_ON_CPU, TENTH = 4e9, 1e11
 
 
 class ContextError(ValueError):
