@@ -4,12 +4,14 @@ from contextlib import contextmanager
 from functools import cache
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from author.names import Name
 from tests.tiny import CTX, VOCAB, decoder, kept, layer, model, outcome, written
 from tp.decoder import ContextError
+from tp.generation import NumbersError
 from tp.sample import Sampling
 
 TOKENS = (3, 8, 1, 8, 5, 30, 2)
@@ -156,6 +158,21 @@ def test_sequences_side_by_side_are_made_as_each_alone(name, sampling):
         for tokens, more in zip(found, part, strict=True):
             tokens += more
     assert found == wanted
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("sampling", [Sampling(), DRAWN], ids=["greedy", "drawn"])
+def test_logits_that_are_not_numbers_end_a_generation(sampling, batch):
+    one = made("attention")
+    lost = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), read("attention", 3))
+    words = {"sampling": sampling, "stops": frozenset()}
+    if batch:
+        both = one.insert(one.fresh_batch(2), 1, lost)
+        parts = one.generate_batch(both, [5, 5], [1, 4], limits=[2, 2], **words)
+    else:
+        parts = one.generate(lost, 5, 4, limit=2, **words)
+    with pytest.raises(NumbersError, match="are not numbers"):
+        list(parts)
 
 
 def test_only_a_recurrent_state_cannot_go_back():

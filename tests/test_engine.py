@@ -5,10 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tp.decoder import ContextError
 from tp.engine import Conversation, Engine, load
+from tp.generation import NumbersError
+from tp.launch import LaunchError
 from tp.sample import Sampling
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
@@ -79,6 +82,28 @@ def test_several_prompts_are_answered_as_each_alone(speaking, at_once, options) 
     wanted = [speaking.generate(prompt, **options) for prompt in prompts]
     assert speaking.generate_batch(prompts, at_once=at_once, **options) == wanted
     assert options == {"max_tokens": 0} or len(set(wanted)) == 4
+
+
+def test_a_model_whose_numbers_grow_too_large_says_so(tmp_path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(CHECKPOINTS / "smollm2", folder)
+    weights = load_file(folder / "model.safetensors")
+    for name, weight in weights.items():
+        if name.endswith("input_layernorm.weight"):
+            weights[name] = np.full(weight.shape, 1e38, np.float32)
+    save_file(weights, folder / "model.safetensors")
+    model = load(str(folder), context=32)
+    with pytest.raises(NumbersError, match="the logits after the prompt are not numbers"):
+        list(model.chat().tokens(prompt(5)))
+
+
+def test_a_model_is_shown_in_a_line(small: Engine) -> None:
+    assert repr(small) == f"<{CHECKPOINTS / 'smollm2'}, chips=3, context=32>"
+
+
+def test_a_cache_of_another_kind_is_refused() -> None:
+    with pytest.raises(LaunchError, match="caches of 'f8': wanted f32 or f16"):
+        load(str(CHECKPOINTS / "smollm2"), cache="f8")
 
 
 def test_no_prompt_is_read_where_one_does_not_fit(speaking) -> None:

@@ -27,6 +27,7 @@ MODEL = "`demo`, a Hugging Face directory, a .gguf file, or what `convert` wrote
 RAISED = {
     "tp.stored": "CheckpointError",
     "tp.decoder": "ContextError",
+    "tp.generation": "NumbersError",
     "tp.launch": "LaunchError",
     "tp.source": "SourceError",
     "tp.store_journal": "StoreError",

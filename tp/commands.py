@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+LEAVE = ("/exit", "/quit", "/bye")  # as llama.cpp and others have it
 MANY = 64  # chips: simulated ones share a CPU, and each is loaded and compiled for
 
 
@@ -113,12 +114,21 @@ def chat(args: argparse.Namespace) -> None:
     say(show.title(engine))
     conversation = engine.chat()
     options = {"max_tokens": args.max_tokens, "sampling": sampling, "ignore_eos": args.ignore_eos}
+    if sys.stdin.isatty():
+        say("Ctrl-C ends a reply; /exit or Ctrl-D the conversation")
     while (text := hosts.from_first("a turn", _next_turn)) is not None:
+        pieces = _reported(conversation.say(text, **options), conversation, hosts)
         try:
-            _print_pieces(_reported(conversation.say(text, **options), conversation, hosts))
+            _print_pieces(pieces)
         except ContextError as full:
             say(f"anyfold: {full}")
             return
+        except KeyboardInterrupt:
+            if hosts.processes > 1 or not sys.stdin.isatty():
+                raise
+            pieces.close()
+            say("\nanyfold: ended; this turn is forgotten")
+            continue
         say(show.speed(conversation.counts))
 
 
@@ -128,7 +138,7 @@ def _next_turn() -> str | None:
         if sys.stdin.isatty():
             say("> ", end="")
         line = sys.stdin.readline()
-        if line == "":
+        if line == "" or line.strip() in LEAVE:
             return None
         if line.strip():
             return line.rstrip("\n")

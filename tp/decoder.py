@@ -46,7 +46,7 @@ def check_ids(ids: Sequence[int], *, vocabulary: int, context: int, position: in
     if last > context:
         raise ContextError(
             f"{last} tokens do not fit a context of {context}: a shorter prompt or a larger "
-            "context (--ctx) would do"
+            "context (--ctx, or `context` of load) would do"
         )
 
 
@@ -63,12 +63,12 @@ class Decoder:
     model: Model
     devices: Devices
     context: int
-    weights: Arrays = field(default_factory=dict)
-    long_tables: Arrays = field(default_factory=dict)
+    weights: Arrays = field(default_factory=dict, repr=False)
+    long_tables: Arrays = field(default_factory=dict, repr=False)
     kernels: str = "auto"
     cache: str = "f32"
     chunks: Sequence[int] = CHUNKS
-    _steps: dict[Any, Any] = field(default_factory=dict)
+    _steps: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     # --- Programs
 

@@ -14,6 +14,7 @@ from kernels.table import NATIVE
 from tp import identity, launch
 from tp.ahead import Ahead
 from tp.decoder import ContextError, Decoder, check_ids
+from tp.generation import NumbersError
 from tp.hosts import Alone
 from tp.loader import Held, Progress, Receipt, load_tables
 from tp.loader import load as load_weights
@@ -22,6 +23,7 @@ from tp.sample import Sampling
 from tp.side_by_side import side_by_side
 from tp.source import Source, open_source
 from tp.spelling import spelled
+from tp.step import CACHES
 
 # A cache is made for this many tokens unless asked for more: what the model was made for may
 # not fit the machine.
@@ -69,6 +71,8 @@ def load_source(
     missing = why_not() if kernels == NATIVE else None
     if missing is not None:
         raise launch.LaunchError(f"native kernels were asked for: {missing}")
+    if cache not in CACHES:
+        raise launch.LaunchError(f"caches of {cache!r}: wanted {' or '.join(CACHES)}")
     context = check_context(source.model, context)
     decoder = Decoder(
         model=source.model,
@@ -143,6 +147,10 @@ class Engine:
     source: Source
     receipt: Receipt
 
+    def __repr__(self) -> str:
+        decoder = self.decoder
+        return f"<{self.source.path}, chips={decoder.devices.chips}, context={decoder.context}>"
+
     def logits(self, ids: Sequence[int]) -> Float32[np.ndarray, "rows vocabulary"]:
         """The logits at every position of a sequence of token ids."""
         return self.decoder.score(ids)
@@ -214,7 +222,7 @@ class Conversation:
 
     engine: Engine
     ids: list[int] = field(default_factory=list)
-    states: Arrays | None = None
+    states: Arrays | None = field(default=None, repr=False)
     messages: list[Mapping[str, str]] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     _replies: int = 0
@@ -296,7 +304,8 @@ class Conversation:
         self.counts.compile_seconds = time.perf_counter() - started
         started = time.perf_counter()
         logits = self._bring(ids)
-        np.asarray(logits)
+        if np.isnan(np.asarray(logits)).any():
+            raise NumbersError("after the prompt")
         self.counts.prompt_seconds = time.perf_counter() - started
         return logits
 

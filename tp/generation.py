@@ -18,6 +18,20 @@ from tp.step import compiled
 # The most tokens of a sequence that are made before the host looks, which takes a millisecond.
 STRIDE = 32
 
+# Stands for a token where logits are not numbers.
+_NAN = -2
+
+
+class NumbersError(ValueError):
+    """Logits that are not numbers: where they were found, and what would do."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"the logits {where} are not numbers (NaN): the model's numbers grow too large, or its "
+            "weights are damaged; where caches are float16, --cache f32 would show which"
+        )
+
+
 # Of every sequence its tokens, and the states after them.
 Parts = Iterator[tuple[list[list[int]], Arrays]]
 
@@ -37,11 +51,13 @@ def loop(lowered: Lowered, mesh: Mesh, *, batched: bool, greedy: bool) -> Callab
         def one(carry: Any) -> Any:
             made, tokens, positions, left, out, states = carry
             run = partial(lowered.run, weights, states)
-            chosen, states = step(run, tokens, positions, inputs, greedy=greedy)
+            logits, chosen, states = step(run, tokens, positions, inputs, greedy=greedy)
             chosen = from_first_chip(chosen)
+            # Among NaN no token is the likeliest, and the one that is taken is NaN itself.
+            lost = jnp.isnan(jnp.take_along_axis(logits, chosen[:, None], axis=1)[:, 0])
             going = left > 0
-            out = out.at[made].set(jnp.where(going, chosen, -1))
-            stopped = jnp.any(chosen[:, None] == inputs["stops"][None], axis=1)
+            out = out.at[made].set(jnp.where(going, jnp.where(lost, _NAN, chosen), -1))
+            stopped = lost | jnp.any(chosen[:, None] == inputs["stops"][None], axis=1)
             left = jnp.where(stopped, 0, jnp.maximum(left - 1, 0))
             tokens = jnp.where(going, chosen, tokens)
             return made + 1, tokens, positions + going.astype(jnp.int32), left, out, states
@@ -63,13 +79,14 @@ def _step_of_one(
     inputs: Arrays,
     *,
     greedy: bool,
-) -> tuple[jax.Array, Arrays]:
-    """The token after one, greedily what the text calls the likeliest."""
+) -> tuple[jax.Array, jax.Array, Arrays]:
+    """The logits after one token, and the next: greedily what the text calls the likeliest."""
     values, states = run({"tok": tokens[0], "pos": positions[0]})
+    logits = values["logits"]
     if greedy:
-        return values["next"].reshape(1).astype(jnp.int32), states
-    chosen = sample.choose(values["logits"], positions[0], inputs, greedy=False)
-    return chosen[None], states
+        return logits, values["next"].reshape(1).astype(jnp.int32), states
+    chosen = sample.choose(logits, positions[0], inputs, greedy=False)
+    return logits, chosen[None], states
 
 
 def _step_of_several(
@@ -79,13 +96,14 @@ def _step_of_several(
     inputs: Arrays,
     *,
     greedy: bool,
-) -> tuple[jax.Array, Arrays]:
-    """The tokens after those of several sequences."""
+) -> tuple[jax.Array, jax.Array, Arrays]:
+    """The logits after a token of each of several sequences, and the next of each."""
     values, states = run({"toks": tokens[None], "pos": positions})
+    logits = values["blogits"]
     if greedy:
-        return sample.likeliest(values["blogits"]), states
+        return logits, sample.likeliest(logits), states
     each = jax.vmap(lambda row, at: sample.choose(row[None], at, inputs, greedy=False))
-    return each(values["blogits"], positions), states
+    return logits, each(logits, positions), states
 
 
 def inputs_for(
@@ -117,7 +135,7 @@ def _padded(stops: frozenset[int]) -> np.ndarray:
 def parts(run: Any, weights: Arrays, states: Arrays, inputs: Arrays, *, stride: int) -> Parts:
     """Calls of a `loop` until nothing is left to make: what each made, at most `stride` a sequence.
 
-    The states of each call are given up to the next one.
+    The states of each call are given up to the next one. Raises NumbersError where logits are not.
     """
     left = int(np.max(inputs["left"]))
     while left > 0:
@@ -126,4 +144,6 @@ def parts(run: Any, weights: Arrays, states: Arrays, inputs: Arrays, *, stride: 
         made = np.asarray(out["out"])[: int(out["made"])]
         inputs |= {key: out[key] for key in ("tokens", "positions", "left")}
         left = int(np.max(np.asarray(out["left"])))
+        if (made == _NAN).any():
+            raise NumbersError(f"after {len(made)} more tokens at the most")
         yield [[t for t in column if t >= 0] for column in made.T.tolist()], states

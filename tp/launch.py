@@ -92,6 +92,8 @@ def devices(chips: int | None = None, hosts: Alone | None = None) -> Devices:
     `hosts` the chips are those of all processes, spread over them as evenly as can be.
     Raises LaunchError where there are too few.
     """
+    if chips is not None and (not isinstance(chips, int) or isinstance(chips, bool)):
+        raise LaunchError(f"{chips!r} chips were asked for; wanted a whole number")
     if chips is not None and chips < 1:
         raise LaunchError(f"{chips} chips were asked for; wanted at least 1")
     if chips is not None and chips > MOST:

@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from tp.decoder import Decoder
+from tp.generation import NumbersError
 from tp.sample import Sampling
 
 
@@ -23,6 +26,8 @@ def side_by_side(
     for slot, ids in enumerate(prompts):
         logits, one = decoder.prefill(decoder.fresh(), ids)
         states = decoder.insert(states, slot, one)
+        if np.isnan(np.asarray(logits)).any():
+            raise NumbersError(f"after prompt {slot + 1}")
         tokens.append(decoder.first_token(logits, len(ids), sampling))
     made = [[t] if n > 0 else [] for t, n in zip(tokens, wanted, strict=True)]
     left = [0 if t in stops else n - 1 for t, n in zip(tokens, wanted, strict=True)]
