@@ -10,8 +10,8 @@
 namespace anyfold {
 
 // Several rows leave time to fetch what comes later. With one row it depends on the CPU whether
-// tiles are better fetched as they are read (Zen 4: 30 against 18 GB/s) or ahead of it (Zen 5: up to
-// 68 against 50), and so the first few hundred large products of one row try both.
+// tiles are better fetched in a burst as they are read (Zen 4: 30 against 18 GB/s) or ahead of it
+// (Zen 5: 54 against 45), and so the first few hundred large products of one row try both.
 class Fetching {
  public:
   static Fetching& the() {
@@ -38,7 +38,7 @@ class Fetching {
       ahead_.store(tallies_[1].speed() > tallies_[0].speed() ? kFar : 0);
   }
 
-  static constexpr int64_t kFar = 4 * kTileBytes, kFarWithRows = 8 * kTileBytes;
+  static constexpr int64_t kFar = 6 * kTileBytes;
   static constexpr int64_t kLeast = 256 << 10;  // bytes of a product that says something
 
  private:
@@ -62,7 +62,7 @@ class Fetched {
   Fetched(int64_t rows, int64_t bytes)
       : bytes_(bytes),
         timed_(rows == 1 && bytes >= Fetching::kLeast && Fetching::the().trying()),
-        ahead_(rows == 1 ? Fetching::the().ahead() : Fetching::kFarWithRows) {
+        ahead_(rows == 1 ? Fetching::the().ahead() : Fetching::kFar) {
     if (timed_) started_ = Clock::now();
   }
 
