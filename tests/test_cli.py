@@ -115,6 +115,15 @@ def test_a_program_is_authored_in_the_golden_form(capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out) == case
 
 
+def test_a_case_that_is_refused_is_said_and_its_status_is_2(capsys) -> None:
+    path = str(GOLDENS / "refused_ple.json")
+    case = json.loads((GOLDENS / "refused_ple.json").read_text())["cases"][0]
+    assert main(["author", path, case["kind"], "--args", json.dumps(case["args"])]) == 2
+    found = capsys.readouterr()
+    assert json.loads(found.out) == case
+    assert case["error"] in found.err
+
+
 def test_a_batch_of_cases_is_authored_a_line_a_case(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -264,7 +264,10 @@ def author(args: argparse.Namespace) -> None:
     if args.text or args.chip is not None:
         print(_text(spec, args.kind, arguments, args.chip), end="")
         return
-    print(json.dumps(run_case(spec, args.kind, arguments)))
+    case = run_case(spec, args.kind, arguments)
+    print(json.dumps(case))
+    if "error" in case:
+        raise UsageError(case["error"])
 
 
 def _text(spec: Any, kind: str, arguments: dict[str, Any], chip: int | None) -> str:

@@ -18,7 +18,7 @@ namespace anyfold {
 template <class Call>
 class Group {
  public:
-  static constexpr std::chrono::seconds kPatience{60};
+  static constexpr std::chrono::seconds kPatience{600};
 
   // Calls lead(calls in the order of the chips) once, whichever chip comes last, and returns when
   // that is done; false, and it was not called, where some chip did not come.
