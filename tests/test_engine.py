@@ -84,6 +84,20 @@ def test_several_prompts_are_answered_as_each_alone(speaking, at_once, options) 
     assert options == {"max_tokens": 0} or len(set(wanted)) == 4
 
 
+@pytest.mark.parametrize(
+    ("prompts", "words", "said"),
+    [
+        ("one", {}, "one prompt was given as several: a list of them would do"),
+        (["one"], {"at_once": 0}, "at_once is 0; wanted at least 1"),
+        (["one"], {"max_tokens": -1}, "max_tokens is -1; wanted at least 0, or None"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_generated_is_said(speaking, prompts, words, said) -> None:
+    with pytest.raises(ValueError, match=said):
+        speaking.generate_batch(prompts, **words)
+
+
 def test_a_model_whose_numbers_grow_too_large_says_so(tmp_path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(CHECKPOINTS / "smollm2", folder)

@@ -235,9 +235,13 @@ def _bench_parser(subparsers: Any) -> None:
     )
     _context_option(bench)
     tokens, times = _number("tokens", least=1), _number("repeats", least=1)
-    bench.add_argument("--prompt-tokens", type=tokens, default=512, metavar="N")
-    bench.add_argument("--tokens", type=tokens, default=64, metavar="N", help="made after a prompt")
-    bench.add_argument("--repeats", type=times, default=5, metavar="N")
+    bench.add_argument(
+        "--prompt-tokens", type=tokens, default=512, metavar="N", help="read (default: 512)"
+    )
+    bench.add_argument(
+        "--tokens", type=tokens, default=64, metavar="N", help="made after a prompt (default: 64)"
+    )
+    bench.add_argument("--repeats", type=times, default=5, metavar="N", help="turns (default: 5)")
     bench.add_argument("--batch", type=_number("sequences", least=2), metavar="N")
     bench.add_argument("--position", type=tokens, metavar="P", help="make tokens there as well")
     bench.add_argument(
@@ -344,7 +348,7 @@ def _context_option(parser: argparse.ArgumentParser) -> None:
         "--ctx",
         type=_number("tokens", least=1),
         metavar="N",
-        help="how many tokens a sequence may have",
+        help="how many tokens a sequence may have (default: 2048, or what the model was made for)",
     )
 
 
@@ -361,11 +365,16 @@ def _kernel_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _sampling_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--max-tokens", type=_number("tokens", least=0), metavar="N")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0: greedy")
-    parser.add_argument("--top-k", type=_number("tokens", least=0), default=0, metavar="K")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P")
-    parser.add_argument("--seed", type=int, default=0, metavar="S")
+    number = _number("tokens", least=0)
+    parser.add_argument(
+        "--max-tokens", type=number, metavar="N", help="at most (default: till the context is full)"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="default: 0, the likeliest"
+    )
+    parser.add_argument("--top-k", type=number, default=0, metavar="K", help="default: 0, all")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="default: 1, all")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of draws (default: 0)")
     parser.add_argument("--ignore-eos", action="store_true", help="run on past stop tokens")
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+CLEAR = "/clear"
 LEAVE = ("/exit", "/quit", "/bye")  # as llama.cpp and others have it
 MANY = 64  # chips: simulated ones share a CPU, and each is loaded and compiled for
 
@@ -101,8 +102,8 @@ def _prompt(args: argparse.Namespace) -> str:
     return sys.stdin.read()
 
 
-def chat(args: argparse.Namespace) -> None:
-    """Talk, turn by turn, until the input ends or the context is full."""
+def chat(args: argparse.Namespace) -> int:
+    """Talk, turn by turn, until the input ends; 2 where a turn did not fit the context."""
     from tp import show
     from tp.decoder import ContextError
     from tp.source import open_source
@@ -115,14 +116,19 @@ def chat(args: argparse.Namespace) -> None:
     conversation = engine.chat()
     options = {"max_tokens": args.max_tokens, "sampling": sampling, "ignore_eos": args.ignore_eos}
     if sys.stdin.isatty():
-        say("Ctrl-C ends a reply; /exit or Ctrl-D the conversation")
+        say("Ctrl-C ends a reply, /clear begins anew, /exit or Ctrl-D ends")
+    status = 0
     while (text := hosts.from_first("a turn", _next_turn)) is not None:
+        if text.strip() == CLEAR:
+            conversation = engine.chat()
+            continue
         pieces = _reported(conversation.say(text, **options), conversation, hosts)
         try:
             _print_pieces(pieces)
         except ContextError as full:
-            say(f"anyfold: {full}")
-            return
+            say(f"anyfold: {full}; {CLEAR} begins anew")
+            status = 2
+            continue
         except KeyboardInterrupt:
             if hosts.processes > 1 or not sys.stdin.isatty():
                 raise
@@ -130,6 +136,7 @@ def chat(args: argparse.Namespace) -> None:
             say("\nanyfold: ended; this turn is forgotten")
             continue
         say(show.speed(conversation.counts))
+    return status
 
 
 def _next_turn() -> str | None:

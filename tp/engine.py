@@ -187,6 +187,11 @@ class Engine:
         less than one after the other. Raises ContextError, before anything runs, where a prompt
         does not fit.
         """
+        if isinstance(prompts, str):
+            raise ValueError("one prompt was given as several: a list of them would do")
+        if at_once < 1:
+            raise ValueError(f"at_once is {at_once}; wanted at least 1")
+        _check_limit(max_tokens)
         tokenizer, decoder = self.source.spelling(), self.decoder
         all_ids = [tokenizer.encode(prompt, special=True) for prompt in prompts]
         for ids in all_ids:
@@ -268,6 +273,7 @@ class Conversation:
         stops: frozenset[int] = frozenset(),
     ) -> Iterator[int]:
         """The token ids that follow, one at a time; a stop token ends them unseen."""
+        _check_limit(max_tokens)
         sampling = sampling or Sampling()
         decoder = self.engine.decoder
         self._replies += 1
@@ -370,6 +376,13 @@ class Conversation:
             states = made.finish()
             if reply == self._replies:  # else a newer reply has the conversation
                 self.states, self.ids = states, [] if states is None else self.ids
+
+
+def _check_limit(max_tokens: int | None) -> None:
+    if max_tokens is not None and max_tokens < 0:
+        raise ValueError(
+            f"max_tokens is {max_tokens}; wanted at least 0, or None for all there is room"
+        )
 
 
 def _common(held: Sequence[int], wanted: Sequence[int]) -> int:

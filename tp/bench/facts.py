@@ -31,7 +31,8 @@ def facts_of(measuring: Measuring) -> Facts:
     ]
     return {
         "model": first["path"],
-        **{key: first[key] for key in ("context", "platform", "simulated")},
+        **{key: first[key] for key in ("context", "platform")},
+        "simulated": any(measuring.about[name]["simulated"] for name in ours),
         "cpu": cpu_name(),
         "threads": asked.threads,
         "prompt_tokens": asked.prompt_tokens,
