@@ -45,6 +45,21 @@ def test_a_part_that_was_interrupted_before_it_was_handed_out(monkeypatch, ahead
     assert made.finish() == left
 
 
+@pytest.mark.parametrize("ahead", [True, False])
+def test_an_interrupt_before_a_part_is_known_of_leaves_no_states(monkeypatch, ahead):
+    """The part may have been given the states already."""
+    made = Ahead(parts(), ahead=ahead)
+    made._states = {"after": 0}
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(made._thread, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(made))
+    assert made.finish() is None
+
+
 def test_a_generation_that_fails_leaves_no_states():
     def failing():
         yield [1], {"after": 1}

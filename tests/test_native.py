@@ -110,6 +110,20 @@ def test_beside_a_large_activation_small_ones_keep_their_digits(rows):
 
 
 @needs_native
+@exactly
+@pytest.mark.parametrize("lost", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [slice(3, 4), slice(32, 64), slice(99, 100)], ids=str)
+def test_what_is_not_finite_is_not_lost_in_a_product(lost, at, inexact):
+    tiles, values = weight(33, 100)
+    x = normal(7, 100)
+    x[2, at] = lost
+    for level, found in ran("matmul", (x, tiles), inexact=inexact).items():
+        assert np.isnan(found[2]).all(), level
+        others = [0, 1, 3, 4, 5, 6]
+        hold({level: found[others]}, oracle.matmul(x[others], values.T), 1e-3)
+
+
+@needs_native
 def test_threads_share_a_product_and_its_rows():
     tiles, values = weight(1030, 515)
     with threads(3):

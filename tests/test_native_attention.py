@@ -108,6 +108,19 @@ def test_scores_of_very_unlike_size_in_the_spans_of_a_long_context():
             hold(ran("attention", (q, k, v), words), wanted, 1e-5)
 
 
+@pytest.mark.parametrize(
+    "lost", [slice(0, 1), slice(0, 900), slice(1000, 2000), slice(None)], ids=str
+)
+def test_keys_that_are_not_numbers_are_not_lost_in_a_span(lost):
+    q, k, v = normal(1, 8), normal(2000, 8, seed=1), normal(2000, 8, seed=2)
+    k[lost] = np.nan
+    words = {"heads": 1, "groups": 1, "position": 2000}
+    for count in (1, 3):
+        with threads(count):
+            for level, found in ran("attention", (q, k, v), words).items():
+                assert np.isnan(found).all(), (level, count)
+
+
 # --- Many rows
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from author.names import Name
 from tests.tiny import decoder, kept, layer, model, outcome, written
-from tp.sample import Sampling, choose
+from tp.sample import Sampling, choose, likeliest
 
 # Logits whose softmax is known: probabilities in a mixed order.
 CHANCES = np.array([0.1, 0.4, 0.05, 0.25, 0.2])
@@ -68,6 +68,11 @@ def test_the_first_of_equals_is_taken_by_greed_and_by_top_k():
     level = np.zeros((1, 6), np.float32)
     assert set(drawn(level, Sampling(), 5)) == {0}
     assert set(drawn(level, Sampling(temperature=1.0, top_k=2), 200)) == {0, 1}
+
+
+def test_what_is_not_a_number_is_found_among_others():
+    rows = np.array([[1, np.nan, 3, 0], [1, 5, 5, 0], [np.nan] * 4], np.float32)
+    assert likeliest(jnp.asarray(rows)).tolist() == [1, 1, 0]
 
 
 def test_top_p_keeps_no_more_tokens_than_reach_it_among_equals():

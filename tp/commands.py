@@ -3,7 +3,10 @@
 import argparse
 import json
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -132,19 +135,41 @@ def chat(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             if hosts.processes > 1 or not sys.stdin.isatty():
                 raise
-            pieces.close()
+            with _uninterrupted():
+                pieces.close()
             say("\nanyfold: ended; this turn is forgotten")
             continue
         say(show.speed(conversation.counts))
     return status
 
 
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C does nothing meanwhile."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _next_turn() -> str | None:
-    """What the user types next; None at the end. Empty lines are asked for again."""
+    """What the user types next; None at the end. Empty lines are asked for again.
+
+    A Ctrl-C may have been meant for a reply that had just ended: two of them end it.
+    """
+    interrupted = False
     while True:
         if sys.stdin.isatty():
             say("> ", end="")
-        line = sys.stdin.readline()
+        try:
+            line = sys.stdin.readline()
+        except KeyboardInterrupt:
+            if interrupted or not sys.stdin.isatty():
+                raise
+            interrupted = True
+            say("\nCtrl-C again, /exit or Ctrl-D ends")
+            continue
         if line == "" or line.strip() in LEAVE:
             return None
         if line.strip():

@@ -345,7 +345,8 @@ class Decoder:
     ) -> Parts:
         """As `generate`, of several sequences side by side, whose states are a batch's.
 
-        Each ends after its own limit or its first stop token, and waits for the others.
+        Each ends after its own limit or its first stop token, and waits for the others. None may
+        grow too long for its tables.
         """
         greedy, count = sampling.greedy, len(tokens)
         lowered = self._batch(count)[0]

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -209,7 +210,8 @@ class Engine:
                 decoder, some, limit=max_tokens, sampling=sampling or Sampling(), stops=stops
             )
             for tokens in made:
-                known = (t for t in tokens if t < tokenizer.vocab_size and t not in stops)
+                made_freely = takewhile(lambda t: t not in stops, tokens)
+                known = (t for t in made_freely if t < tokenizer.vocab_size)
                 texts.append("".join(spelled(known, tokenizer.stream())))
         return texts
 
@@ -367,13 +369,19 @@ class Conversation:
             states, token, len(self.ids) + 1, limit=limit, sampling=sampling, stops=stops
         )
         made, reply = Ahead(parts, ahead=decoder.rewinds), self._replies
+        in_step = False  # whether `ids` are what the states hold
         try:
             for tokens in made:
                 self.ids += [token, *tokens[:-1]]
                 token = tokens[-1]
+                in_step = True
                 yield tokens
+                in_step = False
+            in_step = True
         finally:
             states = made.finish()
+            if not (in_step or decoder.rewinds):
+                states = None
             if reply == self._replies:  # else a newer reply has the conversation
                 self.states, self.ids = states, [] if states is None else self.ids
 

@@ -127,8 +127,8 @@ def inputs_for(
 
 def _padded(stops: frozenset[int]) -> np.ndarray:
     """Always of one length, so that another set compiles nothing; no token is -1."""
-    padded = np.full(16, -1, np.int32)
-    padded[: len(stops)] = sorted(stops)[:16]
+    padded = np.full(64, -1, np.int32)
+    padded[: len(stops)] = sorted(stops)[:64]
     return padded
 
 

@@ -61,11 +61,11 @@ def choose(
 
 
 def likeliest(logits: Float[Array, "rows vocabulary"]) -> Int[Array, " rows"]:
-    """The first of the largest of each row: two plain reductions, which XLA's CPU compiler runs
-    five times as fast as the one of `argmax`."""
+    """The first of the largest of each row, or of NaN: two plain reductions, which XLA's CPU
+    compiler runs five times as fast as the one of `argmax`."""
     last = logits.shape[-1] - 1
     at = jnp.arange(last + 1, dtype=jnp.int32)[None]
-    largest = logits == jnp.max(logits, axis=-1, keepdims=True)
+    largest = (logits == jnp.max(logits, axis=-1, keepdims=True)) | jnp.isnan(logits)
     return jnp.min(jnp.where(largest, at, last), axis=-1)
 
 

@@ -72,6 +72,8 @@ void quantise(const float* x, int64_t cols, const Inputs& out, int64_t row) {
     const __m512 a[2] = {half_block(x + b * kSide, left), half_block(x + b * kSide + 16, left - 16)};
     const float most =
         _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a[0]), _mm512_abs_ps(a[1])));
+    const bool finite =
+        most < INFINITY && _mm512_cmp_ps_mask(a[0], a[1], _CMP_UNORD_Q) == 0;
     const bool wide = out.wide[at] = most > from;
     const __m512 factor =
         _mm512_set1_ps(most > 0 ? (wide ? kLargest24 : kLargest16) / most : 0.0f);
@@ -89,7 +91,7 @@ void quantise(const float* x, int64_t cols, const Inputs& out, int64_t row) {
       _mm_storeu_si128(line + 2, _mm512_cvtepi32_epi8(low_byte(v)));
       _mm_storeu_si128(line, _mm512_cvtepi32_epi8(v));
     }
-    out.scales[at] = most / kLargest16;
+    out.scales[at] = finite ? most / kLargest16 : NAN;
     out.offsets[2 * at] = -128 * _mm512_reduce_add_epi32(high_sum);
     out.offsets[2 * at + 1] = -128 * _mm512_reduce_add_epi32(low_sum);
   }

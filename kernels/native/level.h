@@ -69,7 +69,8 @@ enum class Binary { kPlus, kHadamard, kSwiglu, kGeglu };
 struct Level {
   const char* name;
   bool (*runs_here)();
-  // One row of `cols` floats, the rest of its last block zeros.
+  // One row of `cols` floats, the rest of its last block zeros. A block that is not all finite has
+  // NaN for a scale, and so has whatever is made of it.
   void (*quantise)(const float* x, int64_t cols, const Inputs& out, int64_t row);
   // Rows [first, first + rows) times one column of tiles; `out` is [rows, 32]. At most kMostRows.
   // With the first row, tiles are fetched so many bytes before they are read.

@@ -226,7 +226,7 @@ namespace {
 // Puts the softmax of some positions beside that of those before: both sides, outputs and sums,
 // are brought to the larger of the two largest scores.
 void merge(Part& so_far, float* out, const Part& more, const float* from, int64_t width) {
-  if (more.most == -INFINITY) return;
+  if (more.total == 0) return;  // of no position; among NaN it is NaN
   const float most = std::max(so_far.most, more.most);
   const float ours = std::exp(so_far.most - most), theirs = std::exp(more.most - most);
   so_far = {most, so_far.total * ours + more.total * theirs};

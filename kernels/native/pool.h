@@ -116,9 +116,9 @@ class Pool {
 
   // Takes pieces, its own first, until there are none.
   void take_all(int me, int threads) {
-    if (me < threads)
-      while (take(runs_[me], true)) {
-      }
+    if (me >= threads) return;
+    while (take(runs_[me], true)) {
+    }
     for (int i = 1; i < threads; i++)
       while (take(runs_[(me + i) % threads], false)) {
       }

@@ -410,7 +410,7 @@ void embed(const uint8_t* tiles, int64_t blocks, int64_t output, int64_t cols, f
   }
 }
 
-// One row in its own order as int16, high parts before low ones. NaN comes out as some number.
+// One row in its own order as int16, high parts before low ones.
 [[maybe_unused]] void quantise(const float* x, int64_t cols, const Inputs& out, int64_t row) {
   const float from = wide_from(x, cols, out.share);
   for (int64_t b = 0; b < out.blocks; b++) {
@@ -419,14 +419,18 @@ void embed(const uint8_t* tiles, int64_t blocks, int64_t output, int64_t cols, f
     const int64_t n = std::min<int64_t>(kSide, cols - b * kSide);
     std::memcpy(block, x + b * kSide, 4 * static_cast<size_t>(n));
     float most = 0;
-    for (float v : block) most = std::max(most, std::fabs(v));
+    bool finite = true;
+    for (float v : block) {
+      most = std::max(most, std::fabs(v));
+      finite &= std::isfinite(v);
+    }
     const bool wide = out.wide[at] = most > from;
     const float limit = wide ? kLargest24 : kLargest16;
     const float factor = most > 0 ? limit / most : 0.0f;
     int16_t parts[2][kSide];
     int32_t sums[2] = {};
     for (int i = 0; i < kSide; i++) {
-      const int32_t v = static_cast<int32_t>(std::nearbyint(block[i] * factor));
+      const int32_t v = finite ? static_cast<int32_t>(std::nearbyint(block[i] * factor)) : 0;
       const int32_t high = wide ? (v + 128) >> 8 : v;
       const int32_t low = wide ? v - high * 256 : 0;
       parts[0][i] = static_cast<int16_t>(high);
@@ -436,7 +440,7 @@ void embed(const uint8_t* tiles, int64_t blocks, int64_t output, int64_t cols, f
     }
     std::memcpy(out.lines + at * Inputs::kLine, parts[0], sizeof parts[0]);
     if (wide) std::memcpy(out.lows + at * Inputs::kLine, parts[1], sizeof parts[1]);
-    out.scales[at] = most / kLargest16;
+    out.scales[at] = finite ? most / kLargest16 : NAN;
     out.offsets[2 * at] = -128 * sums[0];
     out.offsets[2 * at + 1] = -128 * sums[1];
   }
