@@ -7,11 +7,11 @@ import pytest
 
 from kernels.arrays import Declined
 from kernels.native import chain as chains
-from kernels.native.chain import INEXACT, Chain
+from kernels.native.chain import INEXACT, Chain, likeliest
 from kernels.q8 import quantise
 from tests import oracle
 from tests.kernel_cases import normal, on_device
-from tests.native_cases import at_levels, hold, needs_native, weight
+from tests.native_cases import at_levels, hold, needs_native, threads, weight
 
 # --- Operations one after another
 
@@ -118,6 +118,18 @@ def test_the_largest_of_one_row():
         assert {one.dtype for one in found.values()} == {np.dtype(np.int32)}
         hold(found, [[oracle.argmax(x)]], 0)
         hold(at_levels(jax.jit(step), x - 100), [[oracle.argmax(x - 100)]], 0)
+
+
+@needs_native
+@pytest.mark.parametrize("cols", [1, 7, 64, 1003])
+def test_the_likeliest_of_each_row(cols):
+    x = normal(9, cols)
+    x[3] = x[4] = 2.5
+    x[5, cols // 2] = x[6, -1] = x[7] = np.nan
+    wanted = [int(np.argmax(row)) for row in x]
+    for count in (1, 3):
+        with threads(count):
+            hold(at_levels(jax.jit(likeliest), x), wanted, 0)
 
 
 @needs_native

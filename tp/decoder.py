@@ -13,9 +13,12 @@ from jaxtyping import Float32
 
 from author.families.model import Model
 from author.program import Program
+from kernels.native import chain
+from kernels.native.library import why_not
+from kernels.table import NATIVE
 from tp import sample
 from tp.authored import authored
-from tp.generation import STRIDE, Parts, inputs_for, loop, parts
+from tp.generation import STRIDE, Likeliest, Parts, inputs_for, loop, parts
 from tp.launch import Devices, once
 from tp.lower import Arrays, Lowered, lower
 from tp.operands import Operand
@@ -352,13 +355,19 @@ class Decoder:
         lowered = self._batch(count)[0]
         run = self._step(
             ("generate", count, greedy),
-            lambda: loop(lowered, self.devices.mesh, batched=True, greedy=greedy),
+            lambda: loop(lowered, self.devices.mesh, greedy=greedy, likeliest=self._likeliest),
         )
         inputs = inputs_for(tokens, positions, limits, sampling, stops)
         yield from parts(run, self._batch_weights(positions), states, inputs, stride=self.stride)
 
     def _generator(self, *, greedy: bool) -> Any:
-        return loop(self.decode, self.devices.mesh, batched=False, greedy=greedy)
+        return loop(self.decode, self.devices.mesh, greedy=greedy)
+
+    @property
+    def _likeliest(self) -> Likeliest:
+        """What takes the argmax of each sequence's logits."""
+        native = self.devices.platform == "cpu" and self.kernels in ("auto", NATIVE)
+        return chain.likeliest if native and why_not() is None else sample.likeliest
 
 
 def _inserted(batch: Arrays, slot: jax.Array, one: Arrays) -> Arrays:

@@ -32,16 +32,21 @@ class NumbersError(ValueError):
         )
 
 
+Likeliest = Callable[[jax.Array], jax.Array]
+
 # Of every sequence its tokens, and the states after them.
 Parts = Iterator[tuple[list[list[int]], Arrays]]
 
 
-def loop(lowered: Lowered, mesh: Mesh, *, batched: bool, greedy: bool) -> Callable[..., Any]:
+def loop(
+    lowered: Lowered, mesh: Mesh, *, greedy: bool, likeliest: Likeliest | None = None
+) -> Callable[..., Any]:
     """Steps one after another on the device, until nothing is left to make or the call is over.
 
-    `inputs` are as `inputs_for` makes them. A sequence that has ended stays where it is.
+    With `likeliest`, the argmax of each row, they are those of several sequences. `inputs` are as
+    `inputs_for` makes them. A sequence that has ended stays where it is.
     """
-    step = _step_of_several if batched else _step_of_one
+    step = _step_of_one if likeliest is None else partial(_step_of_several, likeliest)
 
     def body(weights: Arrays, states: Arrays, inputs: Arrays) -> tuple[Arrays, Arrays]:
         def more(carry: Any) -> Any:
@@ -90,6 +95,7 @@ def _step_of_one(
 
 
 def _step_of_several(
+    likeliest: Likeliest,
     run: Callable[[Arrays], tuple[Arrays, Arrays]],
     tokens: jax.Array,
     positions: jax.Array,
@@ -101,7 +107,7 @@ def _step_of_several(
     values, states = run({"toks": tokens[None], "pos": positions})
     logits = values["blogits"]
     if greedy:
-        return logits, sample.likeliest(logits), states
+        return logits, likeliest(logits), states
     each = jax.vmap(lambda row, at: sample.choose(row[None], at, inputs, greedy=False))
     return logits, each(logits, positions), states
 

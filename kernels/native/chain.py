@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 from kernels.arrays import EPSILON, Declined
 from kernels.native.call import Call, Varying, varying_of
@@ -199,6 +200,14 @@ def _argmax(chain: Chain, x: Any) -> Value:
         raise Declined("takes one row")
     value = chain.made(Kind.ARGMAX, (row,), (1, 1), here)
     return replace(value, dtype=jnp.int32)
+
+
+def likeliest(logits: Float[Array, "rows vocabulary"]) -> Int[Array, " rows"]:
+    """The first of the largest of each row, or of NaN: a call of its own."""
+    chain = Chain(rows=logits.shape[0])
+    row, (rows, _), here, _ = chain.rows_of(logits)
+    value = chain.made(Kind.ARGMAX, (row,), (rows, 1), here)
+    return chain.close([replace(value, dtype=jnp.int32)])[0].reshape(rows)
 
 
 def _fold(chain: Chain, partial: Any) -> Value:

@@ -265,7 +265,7 @@ class Chain {
       }
       case kArgmax: {
         const Matrix& x = slot();
-        *static_cast<int32_t*>(slot().data) = static_cast<int32_t>(level().argmax(x.row(0), x.cols));
+        argmax(x, static_cast<int32_t*>(slot().data));
         return;
       }
       case kRow: {

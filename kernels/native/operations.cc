@@ -207,6 +207,13 @@ void join(std::span<const Matrix> chips, int64_t rows, std::span<const int64_t> 
   });
 }
 
+void argmax(const Matrix& x, int32_t* out) {
+  in_pieces(x.rows, x.rows * x.cols * 4, 1, [&](int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; i++)
+      out[i] = static_cast<int32_t>(level().argmax(x.row(i), x.cols));
+  });
+}
+
 void unary(Unary kind, const Matrix& x, int64_t rows, float number, const Matrix& out) {
   in_pieces(rows, rows * x.cols * 4, 4, [&](int64_t from, int64_t to) {
     level().unary(kind, x.row(from), (to - from) * x.cols, number, out.row(from));

@@ -69,6 +69,7 @@ void write_rows(const Matrix& cache, const Matrix& x, int64_t rows, Positions po
 void fold(std::span<const Matrix> chips, int64_t rows, std::span<const Matrix> out);
 void join(std::span<const Matrix> chips, int64_t rows, std::span<const int64_t> held,
           std::span<const Matrix> out);
+void argmax(const Matrix& x, int32_t* out);
 void unary(Unary kind, const Matrix& x, int64_t rows, float number, const Matrix& out);
 void binary(Binary kind, const Matrix& a, const Matrix& b, int64_t rows, const Matrix& out);
 // `a` but for its keys and values; sinks are of all heads, or null.

@@ -203,11 +203,20 @@ inline float wide_from(const float* x, int64_t n, float share) {
   return std::isfinite(energy) ? std::sqrt(share * energy) : -1;
 }
 
-// Where the largest is, the first of equals; 0 where there is none, as among NaN.
+// Where the largest is, the first of equals; where the first NaN is, if there is one.
 int64_t argmax(const float* x, int64_t n) {
   Vector most = all(-INFINITY);
+  Integers lost = {};
   int64_t i = 0;
-  for (; i + LANES <= n; i += LANES) most = larger(load(x + i), most);
+  for (; i + LANES <= n; i += LANES) {
+    const Vector v = load(x + i);
+    most = larger(v, most);
+    lost |= v != v;
+  }
+  int32_t any = 0;
+  for (int lane = 0; lane < LANES; lane++) any |= lost[lane];
+  for (int64_t j = i; j < n; j++) any |= x[j] != x[j];
+  if (any != 0) return std::find_if(x, x + n, [](float v) { return v != v; }) - x;
   float top = largest(most);
   for (; i < n; i++) top = x[i] > top ? x[i] : top;
   const Vector tops = all(top);
