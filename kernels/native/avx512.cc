@@ -92,8 +92,9 @@ void quantise(const float* x, int64_t cols, const Inputs& out, int64_t row) {
       _mm_storeu_si128(line, _mm512_cvtepi32_epi8(v));
     }
     out.scales[at] = finite ? most / kLargest16 : NAN;
-    out.offsets[2 * at] = -128 * _mm512_reduce_add_epi32(high_sum);
-    out.offsets[2 * at + 1] = -128 * _mm512_reduce_add_epi32(low_sum);
+    // What is not finite makes integers that mean nothing, and their sum may be too large.
+    out.offsets[2 * at] = finite ? -128 * _mm512_reduce_add_epi32(high_sum) : 0;
+    out.offsets[2 * at + 1] = finite ? -128 * _mm512_reduce_add_epi32(low_sum) : 0;
   }
 }
 
