@@ -46,7 +46,6 @@ def loop(
     With `likeliest`, the argmax of each row, they are those of several sequences. `inputs` are as
     `inputs_for` makes them. A sequence that has ended stays where it is.
     """
-    step = _step_of_one if likeliest is None else partial(_step_of_several, likeliest)
 
     def body(weights: Arrays, states: Arrays, inputs: Arrays) -> tuple[Arrays, Arrays]:
         def more(carry: Any) -> Any:
@@ -56,7 +55,10 @@ def loop(
         def one(carry: Any) -> Any:
             made, tokens, positions, left, out, states = carry
             run = partial(lowered.run, weights, states)
-            logits, chosen, states = step(run, tokens, positions, inputs, greedy=greedy)
+            logits, chosen, states = _step(run, tokens, positions, likeliest)
+            if not greedy:
+                draw = partial(sample.choose, numbers=inputs, greedy=False)
+                chosen = jax.vmap(draw)(logits[:, None], positions)
             chosen = from_first_chip(chosen)
             # Among NaN no token is the likeliest, and the one that is taken is NaN itself.
             lost = jnp.isnan(jnp.take_along_axis(logits, chosen[:, None], axis=1)[:, 0])
@@ -77,39 +79,18 @@ def loop(
     return compiled(lowered, mesh, body)
 
 
-def _step_of_one(
+def _step(
     run: Callable[[Arrays], tuple[Arrays, Arrays]],
     tokens: jax.Array,
     positions: jax.Array,
-    inputs: Arrays,
-    *,
-    greedy: bool,
+    likeliest: Likeliest | None,
 ) -> tuple[jax.Array, jax.Array, Arrays]:
-    """The logits after one token, and the next: greedily what the text calls the likeliest."""
-    values, states = run({"tok": tokens[0], "pos": positions[0]})
-    logits = values["logits"]
-    if greedy:
-        return logits, values["next"].reshape(1).astype(jnp.int32), states
-    chosen = sample.choose(logits, positions[0], inputs, greedy=False)
-    return logits, chosen[None], states
-
-
-def _step_of_several(
-    likeliest: Likeliest,
-    run: Callable[[Arrays], tuple[Arrays, Arrays]],
-    tokens: jax.Array,
-    positions: jax.Array,
-    inputs: Arrays,
-    *,
-    greedy: bool,
-) -> tuple[jax.Array, jax.Array, Arrays]:
-    """The logits after a token of each of several sequences, and the next of each."""
+    """The logits after a token of each sequence, and the likeliest next of each."""
+    if likeliest is None:
+        values, states = run({"tok": tokens[0], "pos": positions[0]})
+        return values["logits"], values["next"].reshape(1).astype(jnp.int32), states
     values, states = run({"toks": tokens[None], "pos": positions})
-    logits = values["blogits"]
-    if greedy:
-        return logits, likeliest(logits), states
-    each = jax.vmap(lambda row, at: sample.choose(row[None], at, inputs, greedy=False))
-    return logits, each(logits, positions), states
+    return values["blogits"], likeliest(values["blogits"]), states
 
 
 def inputs_for(
